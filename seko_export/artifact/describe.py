@@ -68,6 +68,7 @@ def describe(
         if machine.archs
         else environment.resolve_target("cpu" if cpu else "auto")
     )
+    on_host = {name for piece in graph.pieces.values() if piece.on_host for name in piece.weights}
     manifest: Manifest = workload.manifest(
         name=workload.artifact_name(config, target.arch),
         backend=backend.name,
@@ -87,7 +88,7 @@ def describe(
         workload=workload.describe(config, golden),
         state_rows=config.workload.state_rows,
         buffers=graph.buffers,
-        weights=weights,
+        weights=tuple(replace(weight, on_host=weight.name in on_host) for weight in weights),
         engines=tuple(engine_spec(piece, backend.suffix) for piece in graph.pieces.values()),
         programs=graph.programs,
         pool=None if buckets is None else Pool(buckets),

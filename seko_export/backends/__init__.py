@@ -22,7 +22,7 @@ BACKENDS: Door[ExportBackend] = Door(
     error=UsageError,
 )
 # The eager backend, which runs the modules in torch to record goldens. No artifact uses it.
-EAGER = ExportBackend("eager", Capabilities(fused_kernels=True, convolutions=True, offloaded_cache=True))
+EAGER = ExportBackend("eager", Capabilities(fused_kernels=True, convolutions=True, offloading=True))
 
 
 def export_backend(name: str) -> ExportBackend:

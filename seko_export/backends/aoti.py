@@ -95,7 +95,7 @@ def local_prefixes() -> list[Path]:
 
 BACKEND = ExportBackend(
     "aoti",
-    Capabilities(fused_kernels=True, convolutions=True, offloaded_cache=True, ranks=True),
+    Capabilities(fused_kernels=True, convolutions=True, offloading=True, ranks=True),
     compile_piece,
     host_code=True,
     fits_one_cpu=True,  # host code of a GPU engine is compiled for this processor, too

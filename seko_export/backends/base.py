@@ -16,7 +16,8 @@ from seko_runtime.format.manifest import Manifest
 if TYPE_CHECKING:
     from seko_export.engines.piece import Piece
 
-OFFLOADING = "--offload-cache"  # the option of a `Need` that `Capabilities.offloaded_cache` answers
+# the options of a `Need` that `Capabilities.offloading` answers
+OFFLOADING = ("--offload-cache", "--offload-text", "--offload-layers")
 
 # Takes a build, one of its pieces, and the path of the file to write, in a folder of its own. It runs in a child
 # process, because compilers are not thread-safe and several engines are compiled at the same time. It raises a
@@ -45,8 +46,8 @@ class Capabilities:
         Kinds of attention over the cache, by their names in ``--attention``; default: all.
     fp8_matmuls, resident_window : bool
         Whether the engines support fp8 matmuls (``--fp8``), and a resident window (``--resident-window``).
-    offloaded_cache : bool
-        Whether the engines support a KV cache on the host that is copied to the device layer by layer.
+    offloading : bool
+        Whether the engines support a KV cache or weights on the host that are copied to the device layer by layer.
     kv_schemes : tuple of str, optional
         Cache formats that the engines support, by their names in ``--kv``; default: all.
     ranks : bool
@@ -67,7 +68,7 @@ class Capabilities:
     attentions: tuple[str, ...] | None = None
     fp8_matmuls: bool = True
     resident_window: bool = True
-    offloaded_cache: bool = False
+    offloading: bool = False
     kv_schemes: tuple[str, ...] | None = None
     ranks: bool = False
     pools: bool = True
@@ -208,7 +209,7 @@ def check_capabilities(backend: ExportBackend, config: BuildConfig) -> None:
             f"--backend {backend.name} has no attention {target.attention}: give --attention "
             f"{' or --attention '.join(can.attentions)}, or take another backend"
         )
-    lacks = can.lacks if can.offloaded_cache else (*can.lacks, OFFLOADING)
+    lacks = can.lacks if can.offloading else (*can.lacks, *OFFLOADING)
     needs = {need.option: need.what for need in workload.needs(config)}
     for carried, asked, what, option in (
         (can.fused_kernels, target.fused, "fused kernels", "--kernels fused"),

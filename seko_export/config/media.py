@@ -67,6 +67,12 @@ class TextEncoderConfig:
         if not self.norm_eps > 0:
             raise UsageError(f"the text encoder's norm_eps must be above 0, got {self.norm_eps}")
 
+    @property
+    def embedding_parts(self) -> int:
+        """In how many equal parts the token embedding is copied to the device, if it stays on the host. A part of
+        UMT5's then takes half of a layer's memory."""
+        return next(parts for parts in (8, 4, 2, 1) if self.vocab_size % parts == 0)
+
 
 @dataclass(frozen=True)
 class HubertConfig:

@@ -43,6 +43,11 @@ class TargetConfig:
     resident_window : bool
         Whether the cached frames of all layers are converted to 8 bits once for all passes over the same tokens,
         instead of in every pass.
+    offload_text, offload_layers : bool
+        Whether the weights of the text encoder, and those of the transformer's layers, stay on the host, from where
+        they are copied to the device layer by layer.
+    decode_frames : int
+        Most latent frames that the VAE decodes in one call; 0: as many as it can.
 
     Raises
     ------
@@ -59,6 +64,9 @@ class TargetConfig:
     attention: str = TORCH.name
     convolutions: str = ""
     resident_window: bool = False
+    offload_text: bool = False
+    offload_layers: bool = False
+    decode_frames: int = 0
 
     def __post_init__(self) -> None:
         if self.attention not in ATTENTIONS:
@@ -67,6 +75,16 @@ class TargetConfig:
             )
         if self.fp8_except and not self.fp8:
             raise UsageError(f"--fp8-except {with_commas(self.fp8_except)}: it belongs to --fp8")
+        if self.offloads_weights and self.ranks > 1:
+            option = "--offload-layers" if self.offload_layers else "--offload-text"
+            raise UsageError(
+                f"{option} is for one GPU, and --ranks {self.ranks} for several: leave one of them out"
+            )
+
+    @property
+    def offloads_weights(self) -> bool:
+        """Whether some weights stay on the host."""
+        return self.offload_text or self.offload_layers
 
     @property
     def attention_kind(self) -> Attention:

@@ -176,6 +176,10 @@ class VideoBuild(BuildConfig):
             self._check_front_tokens()
         if work.stream.offload_cache:
             self._check_offloading()
+        if target.offload_text and work.text is None:
+            raise UsageError(
+                "--offload-text: this build has no text encoder; name one with --text-encoder, or leave it out"
+            )
         if refusal := self.no_attention(target.attention_kind):
             raise UsageError(f"--attention {target.attention}: {refusal}; take --attention torch")
         if work.stream.sink_average and self.kv.sink_tensors is None:

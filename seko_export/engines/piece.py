@@ -76,6 +76,8 @@ class Piece:
     recorded : bool
         Whether the recorded results (goldens) cover the engine. The build compares an engine that they do not cover
         with the engine's module.
+    on_host : bool
+        Whether the engine's weights stay on the host, from where the runtime copies them for each call.
     """
 
     key: EngineKey
@@ -90,6 +92,7 @@ class Piece:
     among: tuple[int, ...] = ()
     large: bool = False
     recorded: bool = True
+    on_host: bool = False
 
     @property
     def name(self) -> str:
@@ -108,6 +111,12 @@ class Piece:
             Argument(f"{_WEIGHTS}{name}", f"weight:{self.prefix}{name}", tuple(p.shape), p.dtype)
             for name, p in self.module.named_parameters()
         )
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of the artifact's weights that the engine takes, for all layers that it serves."""
+        names = [argument.ref.removeprefix("weight:") for argument in self.parameters]
+        return tuple(name.format(layer=layer) for layer in self.served or (0,) for name in names)
 
     @property
     def signature(self) -> tuple[Argument, ...]:

@@ -67,7 +67,9 @@ def check_agrees(piece: Piece, package: Path, device: str) -> None:
 def random_inputs(piece: Piece, device: str) -> list[Tensor]:
     """Return seeded random inputs for an engine, chosen so that the engine's activations stay near 1."""
     generator = torch.Generator(device).manual_seed(0)
-    vocabulary = min((a.shape[0] for a in piece.parameters if "token_embedding" in a.name), default=_TOKENS)
+    vocabulary = min(
+        (a.shape[0] for a in piece.parameters if a.name.endswith("embedding.weight")), default=_TOKENS
+    )
     tensors = []
     for argument in piece.signature:
         shape, dtype = argument.shape, argument.dtype

@@ -7,6 +7,7 @@ with `TEXT_WEIGHTS` or `VAE_WEIGHTS`. Buffers that the host writes or reads have
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,7 +20,8 @@ from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
 from seko_export.errors import UsageError
 from seko_export.media.decode_parts import SPLIT, in_parts, part_programs
-from seko_export.media.umt5.encoder import TextEncoder
+from seko_export.media.umt5.embedding import EMBEDDING_PARTS
+from seko_export.media.umt5.encoder import EmbeddingPart, TextEnd, TextLayer, TextStart
 from seko_export.media.vaes import vae_of
 from seko_runtime.format.manifest import Buffer, Call
 from seko_runtime.video.contract import (
@@ -43,16 +45,16 @@ TEXT_WEIGHTS, VAE_WEIGHTS = "text.", "vae."
 VAE_ENCODER_WEIGHTS = "vae_encoder."  # of a VAE that only encodes, as another one decodes
 AUDIO_ENCODER = "hubert"  # module of a family that hears; its weights begin with it
 IMAGE_ENCODER = "clip"  # the same of a family that sees a picture beside the text
-TEXT, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE, VIDEO_ENCODE_FIRST, VIDEO_ENCODE = (
-    "text",
+# Roles. The text encoder is its start, the parts of an embedding on the host, a layer, and its end.
+TEXT_START, TEXT_PART, TEXT_LAYER, TEXT_END = "text_start", "text_part", "text_layer", "text_end"
+VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE, VIDEO_ENCODE_FIRST, VIDEO_ENCODE = (
     "vae_encode",
     "vae_decode_first",
     "vae_decode",
     "video_encode_first",
     "video_encode",
-)  # roles
+)
 _PROGRAMS = {
-    "text": TEXT,
     "encode": VAE_ENCODE,
     "decode_first": VAE_DECODE_FIRST,
     "decode": VAE_DECODE,
@@ -63,7 +65,7 @@ _PROGRAMS = {
 
 def media_pieces(config: VideoBuild) -> list[Piece]:
     """Return the engines of text encoder and VAE, as far as the build has them."""
-    pieces = [] if config.workload.text is None else [_text_piece(config, config.workload.text)]
+    pieces = [] if config.workload.text is None else _text_pieces(config, config.workload.text)
     pieces += [] if config.workload.vae is None else _vae_pieces(config, config.workload.vae)
     return pieces if config.workload.stream.strength is None else pieces + _video_encoders(config)
 
@@ -75,6 +77,9 @@ def media_programs(pieces: Mapping[EngineKey, Piece]) -> dict[str, tuple[Call, .
         for program, role in _PROGRAMS.items()
         if EngineKey(role) in pieces
     }
+    if EngineKey(TEXT_END) in pieces:
+        roles = [EngineKey(role) for role in (TEXT_START, TEXT_PART, TEXT_LAYER, TEXT_END)]
+        programs["text"] = tuple(call for key in roles if key in pieces for call in pieces[key].calls())
     if EngineKey(SPLIT) in pieces:
         first, later = part_programs(pieces, EngineKey(VAE_DECODE_FIRST), EngineKey(VAE_DECODE))
         programs |= {"decode_first": first, "decode": later}
@@ -87,7 +92,10 @@ def decode_parts(config: VideoBuild) -> int:
     if vae is None:
         return 1
     cells = s.latent_height // config.decode_ranks, s.latent_width
-    return vae.decode_parts(s.chunk_frames, *cells, config.target.dtype.itemsize)
+    least = vae.decode_parts(s.chunk_frames, *cells, config.target.dtype.itemsize)
+    most = config.target.decode_frames or s.chunk_frames
+    counts = (parts for parts in range(least, s.chunk_frames + 1) if s.chunk_frames % parts == 0)
+    return next(parts for parts in counts if s.chunk_frames // parts <= most or parts == s.chunk_frames)
 
 
 def media_buffers(config: VideoBuild) -> tuple[Buffer, ...]:
@@ -173,21 +181,41 @@ def video_table(config: VideoBuild) -> Video | None:
     return Video(first, later, s.height, s.width, config.workload.vae.title)
 
 
-def _text_piece(config: VideoBuild, text: TextEncoderConfig) -> Piece:
-    shape = (1, config.model.text_tokens)
-    return Piece(
-        EngineKey(TEXT),
-        on_meta(lambda: TextEncoder(text, config.target.dtype)),
-        TEXT_WEIGHTS,
-        0,
-        (Argument("ids", f"buffer:{TEXT_IDS}", shape, torch.int64),),
-        (
-            Argument(
-                "encoded", f"buffer:{TEXT_ENCODED}", (*shape, config.model.text_dim), config.target.dtype
-            ),
-        ),
-        recorded=False,
-    )
+def _text_pieces(config: VideoBuild, text: TextEncoderConfig) -> list[Piece]:
+    """Return the engines of the text encoder: a layer is compiled once, and called for each of the layers."""
+    dtype, offloaded, i64 = config.target.dtype, config.target.offload_text, torch.int64
+    shape, tokens = (1, config.model.text_tokens), config.model.text_tokens
+    ids = Argument("ids", f"buffer:{TEXT_IDS}", shape, i64)
+    hidden = Argument("hidden", "value:text_hidden", (*shape, text.dim), dtype)
+    bucket = Argument("bucket", "value:text_bucket", (tokens, tokens), i64)
+    mask = Argument("mask", "value:text_mask", (1, 1, 1, tokens), torch.float32)
+    left = Argument("ids", "value:text_ids", shape, i64)  # counted from the first row of the next part
+    encoded = Argument("encoded", f"buffer:{TEXT_ENCODED}", (*shape, config.model.text_dim), dtype)
+
+    def piece(
+        role: str,
+        make: Callable[[], nn.Module],
+        prefix: str,
+        layers: int,
+        inputs: tuple[Argument, ...],
+        outputs: tuple[Argument, ...],
+    ) -> Piece:
+        key = EngineKey(role)
+        on_host = offloaded and layers > 0
+        made = (key, on_meta(make), f"{TEXT_WEIGHTS}{prefix}", layers, inputs, outputs)
+        return Piece(*made, recorded=False, on_host=on_host)
+
+    start = partial(TextStart, text, dtype, embeds=not offloaded)
+    pieces = [
+        piece(TEXT_START, start, "", 0, (ids,), (hidden, bucket, mask, *((left,) if offloaded else ()))),
+        piece(TEXT_LAYER, partial(TextLayer, text, dtype), "blocks.{layer}.", text.layers,
+              (replace(hidden, name="x"), bucket, mask), (hidden,)),
+        piece(TEXT_END, partial(TextEnd, text, dtype), "", 0, (hidden, ids), (encoded,)),
+    ]  # fmt: skip
+    if offloaded:
+        part, prefix = partial(EmbeddingPart, text, dtype), f"{EMBEDDING_PARTS}{{layer}}."
+        pieces.append(piece(TEXT_PART, part, prefix, text.embedding_parts, (hidden, left), (hidden, left)))
+    return pieces
 
 
 def vae_module(

@@ -49,7 +49,7 @@ class Group(StrEnum):
     MEDIA = "Media (text, pictures and sound in, video out)"
     LAYOUT = "Layout (picture size, frames, streams)"
     PASSES = "Passes (times and noise levels of a chunk's denoise passes)"
-    CACHE = "KV cache (precision and place)"
+    CACHE = "Memory (precision of the KV cache, and what lies on the host)"
     SPEED = "Speed (precision, kernels, GPUs)"
     OUTPUT = "Output (the artifact and its machine)"
 
@@ -330,6 +330,26 @@ class BuildOptions:
         "Keep the KV cache on the host and copy the cache to the device layer by layer (--offload-cache), or keep "
         "the KV cache on the device (--resident-cache).",
         off="--resident-cache",
+    )
+
+    offload_text: bool = _cache(
+        "Keep the text encoder's weights on the host, and copy them to the device layer by layer for each prompt.",
+        False,
+    )
+    offload_layers: bool = _cache(
+        "Keep the weights of the transformer's layers on the host, and copy each layer to the device in every pass.",
+        False,
+    )
+
+    decode_frames: int | None = _cache(
+        "Most latent frames that the VAE decodes in one call: 1 needs the least memory. Default: a chunk, or as many as "
+        "its kernels can count."
+    )
+    fit: str | None = _cache(
+        "Memory of the GPU, such as 24GB, or its name, such as rtx4090: the build adds those of --offload-text, "
+        "--decode-frames, --fp4-kv, --fp8, --offload-cache and --offload-layers that it takes to fit there, and says "
+        "why.",
+        common=True,
     )
 
     fp8: bool = _speed(

@@ -21,6 +21,7 @@ from seko_export.media.hubert.files import load_hubert
 from seko_export.media.load import load_text_encoder, vae_weights
 from seko_export.media.pieces import text_table
 from seko_export.media.sources import MediaSources
+from seko_export.media.umt5.embedding import WithEmbeddingParts
 from seko_runtime.video.text import PromptIds, clean_prompt
 
 _Config = TypeVar("_Config")
@@ -38,8 +39,9 @@ def open_media(media: MediaSources, config: VideoBuild) -> MediaTensors:
         If a file does not hold the expected model.
     """
     work = config.workload
+    text = _opened("--text-encoder", "a text encoder", media.text_encoder, work.text, load_text_encoder)
     return MediaTensors(
-        text=_opened("--text-encoder", "a text encoder", media.text_encoder, work.text, load_text_encoder),
+        text=None if text is None or work.text is None else WithEmbeddingParts(text, work.text),
         vae=_opened("--vae", "a VAE", media.vae, work.vae, vae_weights),
         vae_encoder=_opened(
             "--vae-encoder", "a VAE that encodes", media.vae_encoder, work.vae_encoder, vae_weights

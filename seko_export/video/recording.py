@@ -38,7 +38,7 @@ from seko_export.video.calibration import KvStatistics, layer_constants
 from seko_runtime.backends.torch_memory import torch_dtype
 from seko_runtime.format.manifest import Buffer
 from seko_runtime.sessions.loaded import Loaded
-from seko_runtime.video.contract import PICTURE_CHANNELS, resolve_video
+from seko_runtime.video.contract import PICTURE_CHANNELS, TEXT_ENCODED, TEXT_IDS, resolve_video
 from seko_runtime.video.golden import cache_tensor, input_tensor, video_tensor
 from seko_runtime.video.lockstep import Lockstep, opened_in_lockstep
 from seko_runtime.video.manifest import Golden, GoldenBound, VideoManifest
@@ -379,10 +379,17 @@ def encoded_text(config: VideoBuild, weights: Mapping[str, Tensor], ids: Tensor)
     ids : Tensor
         Token ids of the prompt, [1, text tokens] int64.
     """
-    piece = graph_of(config).pieces["text"]
-    inputs = [weights[a.ref.removeprefix("weight:")] for a in piece.parameters]
+    graph = graph_of(config)
+    tensors: dict[str, Tensor] = {f"buffer:{TEXT_IDS}": ids.to(config.target.eager_device)}
     with torch.no_grad():
-        (encoded,) = eager_engine(piece)([*inputs, ids.to(config.target.eager_device)])
+        for call in graph.programs["text"]:
+            inputs = [
+                weights[ref.removeprefix("weight:")] if ref.startswith("weight:") else tensors[ref]
+                for ref in call.inputs
+            ]
+            results = eager_engine(graph.pieces[call.engine])(inputs)
+            tensors |= dict(zip(call.outputs, results, strict=True))
+    encoded = tensors[f"buffer:{TEXT_ENCODED}"]
     return encoded.float().cpu().expand(config.workload.stream.batch, -1, -1).contiguous()
 
 

@@ -172,6 +172,8 @@ class VideoExport(ExportWorkload["VideoBuild"]):
         stream, vae = config.workload.stream, config.workload.vae
         for asked, option, what in (
             (stream.offload_cache, "--offload-cache", "offloaded caches"),
+            (config.target.offload_text, "--offload-text", "weights on the host"),
+            (config.target.offload_layers, "--offload-layers", "weights on the host"),
             (stream.pass_caches, "--pass-caches", "caches of each pass"),
             (bool(stream.layer_rings), "--layer-rings", "layers of different rings"),
             (stream.window_positions, "--window-positions", "positions within the window"),

@@ -19,9 +19,11 @@ from seko_export.families.layers.pieces import make_buffers, make_pieces, make_p
 from seko_export.families.wan.presets import PRESETS
 from seko_export.lowering.agree import random_inputs
 from seko_export.lowering.trace import trace
+from seko_export.media.umt5.embedding import WithEmbeddingParts
 from seko_export.media.umt5.encoder import TextEncoder
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
+from seko_export.video.recording import encoded_text
 from tests.export.media_files import TEXT, VAE
 from tests.support.tiers import first_is_fast
 from tests.truth.eager_stream import same_bytes
@@ -31,7 +33,13 @@ STREAM = StreamConfig(32, 48, chunk_frames=3, sink_frames=1, ring_frames=6, batc
 CONFIG = VideoBuild(
     TINY, VideoConfig(STREAM, Schedule.warped(), "fp32", text=TEXT, vae=VAE), TargetConfig("cpu")
 )
-MEDIA = ("text", "vae_encode", "vae_decode_first", "vae_decode")
+ON_HOST = CONFIG.changed(offload_text=True)
+TEXT_PIECES = ("text_start", "text_layer", "text_end")
+MEDIA = ("vae_encode", "vae_decode_first", "vae_decode")
+PIECES = dict.fromkeys((*TEXT_PIECES, *MEDIA), CONFIG) | {
+    "text_part": ON_HOST,
+    "text_start of parts": ON_HOST,
+}
 
 
 def by_name(piece: Piece, inputs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -50,10 +58,10 @@ def module_with(kind, piece: Piece, inputs: list[torch.Tensor], **options):
     return module
 
 
-@pytest.mark.parametrize("name", MEDIA)
+@pytest.mark.parametrize("name", PIECES)
 def test_every_piece_traces_and_equals_itself(name):
     """Static, without constants, nothing written; the traced module gives the eager piece's bytes."""
-    piece = make_pieces(CONFIG)[name]
+    piece = make_pieces(PIECES[name])[name.split()[0]]
     program = trace(piece, "cpu")
     assert not program.constants
     assert not program.graph_signature.user_inputs_to_mutate
@@ -99,26 +107,36 @@ def test_encoding_a_picture_is_the_vaes_first_frame():
     assert torch.equal(got, half(video)[0][0])
 
 
-def test_text_is_the_encoder_of_one_prompt():
-    piece = make_pieces(CONFIG)["text"]
-    inputs = random_inputs(piece, "cpu")
-    ids = by_name(piece, inputs)["ids"]
-    assert ids.shape == (1, TINY.text_tokens)
-    encoder = TextEncoder(TEXT).eval().requires_grad_(False)
-    encoder.load_state_dict(
-        {a.name.removeprefix("weights."): t for a, t in zip(piece.parameters, inputs, strict=False)}
-    )
+@pytest.mark.parametrize("config", [CONFIG, ON_HOST], ids=["on the device", "on the host"])
+def test_the_engines_of_the_text_are_the_encoder(config):
+    """One prompt, with tokens at both ends of each part of the embedding, and padding behind."""
+    encoder = TextEncoder(TEXT).requires_grad_(False)
+    random = torch.Generator().manual_seed(3)
+    for parameter in encoder.parameters():
+        parameter.normal_(0, 0.5, generator=random)
+    own = WithEmbeddingParts(encoder.state_dict(), TEXT)
+    text = {name: p for name, p in make_pieces(config).items() if name.startswith("text_")}
+    weights = {name: own[name.removeprefix("text.")] for piece in text.values() for name in piece.weights}
+    part = TEXT.vocab_size // TEXT.embedding_parts
+    ends = [row for first in range(0, TEXT.vocab_size, part) for row in (first, first + part - 1)]
+    ids = torch.full((1, TINY.text_tokens), TEXT.pad_id)
+    wanted = [row for row in ends if row != TEXT.pad_id][: TINY.text_tokens - 1]
+    ids[0, : len(wanted)] = torch.tensor(wanted)
     with torch.no_grad():
-        assert same_bytes(FlatModule(piece)(*inputs)[0], encoder(ids))
+        expected = encoder(ids).expand(2, -1, -1)
+    assert same_bytes(encoded_text(config, weights, ids), expected)
+    on_host = {name for piece in text.values() if piece.on_host for name in piece.weights}
+    assert bool(on_host) == config.target.offload_text
+    assert not on_host or weights.keys() - on_host == {"text.norm.weight"}
 
 
 def test_a_gpu_build_computes_in_bfloat16():
     """Run on the CPU: the signatures' dtypes are what comes out; statistics and latents stay float32."""
     config = CONFIG.changed(device="cuda", kv_scheme="bf16")
-    for name in MEDIA:
+    for name in (*TEXT_PIECES, *MEDIA):
         piece = make_pieces(config)[name]
         precise = {a.name for a in piece.parameters if a.dtype != torch.bfloat16}
-        assert precise == (set() if name == "text" else {"weights.latents_mean", "weights.latents_std"})
+        assert precise == ({"weights.latents_mean", "weights.latents_std"} if name in MEDIA else set())
         with torch.no_grad():
             results = FlatModule(piece)(*random_inputs(piece, "cpu"))
         for argument, result in zip(piece.outputs, results, strict=True):

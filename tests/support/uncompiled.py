@@ -66,9 +66,7 @@ def programs_as_they_are() -> Iterator[None]:
     backend_named = build_steps.export_backend
 
     def carrying_all(name: str) -> ExportBackend:
-        return replace(
-            backend_named(name), capabilities=Capabilities(fused_kernels=True, offloaded_cache=True)
-        )
+        return replace(backend_named(name), capabilities=Capabilities(fused_kernels=True, offloading=True))
 
     with pytest.MonkeyPatch.context() as patch:
         leave_uncompiled(patch)

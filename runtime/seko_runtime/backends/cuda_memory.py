@@ -21,7 +21,13 @@ from seko_runtime.backends.cuda_streams import CudaCopies, borrow_stream, queued
 from seko_runtime.backends.device_tensor import aligned_strides, indexed_axes
 from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked, ResultBlocks, Upload
 from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostResults, host_array, torch_dtype
-from seko_runtime.backends.uploads import STAGING_BUFFERS, STAGING_BYTES, BlockLayout, StagedUpload
+from seko_runtime.backends.uploads import (
+    STAGING_BUFFERS,
+    STAGING_BYTES,
+    BlockLayout,
+    HostUpload,
+    StagedUpload,
+)
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.host.releasing import release_after_error, release_all
@@ -75,12 +81,12 @@ class CudaMemory(CpuMemory):
             block = torch.empty(max(layout.nbytes, 1), dtype=torch.uint8, device=self.device)
             buffers = [_Staging(block, stream) for _ in range(count)]
         stream.wait_event(self._work_done)
+        return StagedUpload(layout, buffers, partial(_tensor_in, block))
 
-        def tensor(place: int, mapped: MappedTensor) -> torch.Tensor:
-            part = block[place : place + mapped.nbytes]
-            return part.view(torch_dtype(mapped.dtype)).reshape(mapped.shape)
-
-        return StagedUpload(layout, buffers, tensor)
+    def begin_host_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:
+        layout = BlockLayout(files)
+        block = self.copy_queue().allocate(TensorSpec("of weights", (max(layout.nbytes, 1),), "uint8"))
+        return HostUpload(layout, block.numpy(), partial(_tensor_in, block))
 
     def constant(self, tensor: torch.Tensor, index: tuple[int, ...]) -> torch.Tensor:
         view = tensor[index]
@@ -297,6 +303,12 @@ class PinnedCopies(HostCopies):
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
         self.done.synchronize()
         return self.parts()
+
+
+def _tensor_in(block: torch.Tensor, place: int, mapped: MappedTensor) -> torch.Tensor:
+    """Return a tensor at an offset of a block of bytes, with the shape and dtype of a mapped tensor."""
+    part = block[place : place + mapped.nbytes]
+    return part.view(torch_dtype(mapped.dtype)).reshape(mapped.shape)
 
 
 def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -53,7 +53,7 @@ class CudaCopies:
         except (OSError, RuntimeError) as error:
             raise DeviceMemoryError(
                 f"buffer {spec.name}: {spec.nbytes} bytes of host memory cannot be page-locked: {error}; raise the "
-                "limit of locked memory (ulimit -l), or build without --offload-cache"
+                "limit of locked memory (ulimit -l), or build without --offload-cache and --offload-text"
             ) from error
         self._locked.append(tensor)
         return tensor

@@ -44,6 +44,8 @@ from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.host.releasing import release_all
 
+_NO_COPIES = "plans cannot keep cache or weights on the host; rebuild with --backend aoti"
+
 
 class DriverMemory:
     """The memory interface `seko_runtime.backends.memory.Memory` on one CUDA device without torch; all work is queued
@@ -87,6 +89,9 @@ class DriverMemory:
             return DeviceTensor(block.address + place, mapped.shape, mapped.dtype, strides, block)
 
         return StagedUpload(layout, [_Staging(self.driver, block, stream) for _ in range(count)], tensor)
+
+    def begin_host_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:  # noqa: ARG002 - refused
+        raise UsageError(_NO_COPIES)
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
         return _CallBlock(self.driver, self.queue.stream, specs)
@@ -187,7 +192,7 @@ class DriverMemory:
             self.driver.wait_event(self.queue.stream, end.handle)
 
     def copy_queue(self) -> CopyQueue:
-        raise UsageError("plans cannot keep the cache on the host; rebuild with --backend aoti")
+        raise UsageError(_NO_COPIES)
 
     def free_bytes(self) -> int:
         return self.driver.free_bytes()

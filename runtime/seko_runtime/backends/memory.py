@@ -180,6 +180,10 @@ class Memory(Protocol):
             The tensors of each file. Only their names, shapes, dtypes and places in the file are used.
         """
 
+    def begin_host_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:
+        """Begin to copy the tensors of files to host memory from which the device copies directly; the parameter is
+        that of `begin_upload`. UsageError if this memory has no queue of copies."""
+
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
         """Return a block of tensors that the host fills before a call."""
 

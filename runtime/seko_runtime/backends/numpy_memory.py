@@ -22,6 +22,9 @@ Array = NDArray[Any]
 NOT_NUMPYS = frozenset({"bfloat16", "float8_e4m3fn"})
 
 
+_NO_COPIES = "engines on arrays cannot keep cache or weights on the host; rebuild with --backend aoti"
+
+
 class NumpyMemory:
     """The memory interface `seko_runtime.backends.memory.Memory` in numpy: work runs at once, in the caller's order."""
 
@@ -39,6 +42,9 @@ class NumpyMemory:
 
     def begin_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:  # noqa: ARG002 - nothing is copied
         return HashedBytes(array_of)
+
+    def begin_host_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:  # noqa: ARG002 - refused
+        raise UsageError(_NO_COPIES)
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
         return _SharedBlock({spec.name: self.allocate(spec) for spec in specs})
@@ -112,7 +118,7 @@ class NumpyMemory:
         pass
 
     def copy_queue(self) -> CopyQueue:
-        raise UsageError("engines on arrays cannot keep the cache on the host; rebuild with --backend aoti")
+        raise UsageError(_NO_COPIES)
 
     def free_bytes(self) -> int:
         return free_host_bytes()

@@ -43,6 +43,9 @@ class CpuMemory:
     def begin_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:  # noqa: ARG002 - nothing is copied
         return HashedBytes(tensor_of)
 
+    def begin_host_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:  # noqa: ARG002 - the same
+        return HashedBytes(tensor_of)
+
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
         return _SharedBlock({spec.name: self.allocate(spec) for spec in specs})
 

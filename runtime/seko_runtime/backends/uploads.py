@@ -44,6 +44,42 @@ class HashedBytes:
         pass
 
 
+class HostUpload:
+    """The `seko_runtime.backends.memory.Upload` to one block of host memory.
+
+    Parameters
+    ----------
+    layout : BlockLayout
+        The places of the tensors.
+    block : numpy.ndarray
+        The bytes of the block, uint8.
+    tensor : callable
+        Function that returns a tensor at an offset of the block, with the shape and dtype of a mapped tensor.
+    """
+
+    def __init__(
+        self,
+        layout: BlockLayout,
+        block: NDArray[np.uint8],
+        tensor: Callable[[int, MappedTensor], Tensor],
+    ) -> None:
+        self._layout, self._block, self._tensor = layout, block, tensor
+
+    def take(self, file: str, offset: int, data: memoryview) -> None:
+        taken = np.frombuffer(data, np.uint8)
+        for place, low, high in self._layout.parts(file, offset, offset + len(data)):
+            self._block[place : place + high - low] = taken[low:high]
+
+    def finish(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Tensor]:
+        for mapped in tensors.values():
+            self._layout.check(mapped)
+        places = self._layout.places
+        return {name: self._tensor(places[mapped.name], mapped) for name, mapped in tensors.items()}
+
+    def close(self) -> None:
+        pass
+
+
 class StagingBuffer(Protocol):
     """A pinned buffer, and the copies from this buffer to the device that are queued."""
 

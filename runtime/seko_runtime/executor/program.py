@@ -10,6 +10,7 @@ from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import ArtifactError, SekoRuntimeError
 from seko_runtime.executor.cache_offload import BoundVisit, CacheOffload
 from seko_runtime.executor.resolved import Ref, ResolvedCall
+from seko_runtime.executor.weight_streaming import Turn, WeightStreaming
 from seko_runtime.format.manifest import EngineSpec
 from seko_runtime.host.faults import engine_fault
 
@@ -30,9 +31,13 @@ class BoundProgram:
     def __init__(
         self, calls: Sequence[ResolvedCall], tensors: BoundTensors, visits: Mapping[int, BoundVisit]
     ) -> None:
-        self._memory, self._layers = tensors.memory, tensors.layers
+        self._memory, self._layers, self._streaming = tensors.memory, tensors.layers, tensors.streaming
         cell_of: dict[str, int] = {}
-        self._calls = [_bind_call(call, tensors, cell_of, visits.get(at)) for at, call in enumerate(calls)]
+        turns = self._streaming.turns(calls)
+        self._first_turn = turns[min(turns)] if turns else None
+        self._calls = [
+            _bind_call(call, tensors, cell_of, visits.get(at), turns.get(at)) for at, call in enumerate(calls)
+        ]
         self._cells: list[Tensor] = [None] * len(cell_of)
         self._checked = False
 
@@ -49,12 +54,16 @@ class BoundProgram:
         cells, memory = self._cells, self._memory
         memory.program_begins()
         try:
+            if self._first_turn is not None:
+                self._streaming.begin(self._first_turn)
             for call in self._calls:
                 inputs = call.inputs.copy()
                 for position, cell, index in call.values_in:
                     inputs[position] = memory.index(cells[cell], index) if index else cells[cell]
                 if call.visit is not None:
                     self._layers.before(call.visit)
+                if call.turn is not None:
+                    self._streaming.before(call.turn)
                 try:
                     results = call.engine(inputs)
                 except SekoRuntimeError:
@@ -84,6 +93,7 @@ class BoundTensors:
     buffers: Mapping[str, Tensor]
     memory: Memory
     layers: CacheOffload
+    streaming: WeightStreaming
     _views: dict[Ref, Tensor] = field(default_factory=dict)
 
     def tensor(self, ref: Ref) -> Tensor:
@@ -113,11 +123,17 @@ class _BoundCall:
     values_out: tuple[tuple[int, int], ...]  # values to keep: output position, cell
     buffers_out: tuple[tuple[int, Tensor], ...]  # results to copy: output position, buffer
     visit: BoundVisit | None
+    turn: Turn | None
 
 
 def _bind_call(
-    call: ResolvedCall, tensors: BoundTensors, cell_of: dict[str, int], visit: BoundVisit | None
+    call: ResolvedCall,
+    tensors: BoundTensors,
+    cell_of: dict[str, int],
+    visit: BoundVisit | None,
+    turn: Turn | None,
 ) -> _BoundCall:
+    seats: Mapping[Ref, Tensor] = {} if turn is None else turn.seats
     values_in = tuple(
         (position, cell_of[ref.name], ref.index)
         for position, ref in enumerate(call.inputs)
@@ -129,7 +145,10 @@ def _bind_call(
     return _BoundCall(
         engine=tensors.engines[call.engine],
         spec=tensors.specs[call.engine],
-        inputs=[None if ref.kind == "value" else tensors.tensor(ref) for ref in call.inputs],
+        inputs=[
+            None if ref.kind == "value" else seats[ref] if ref in seats else tensors.tensor(ref)
+            for ref in call.inputs
+        ],
         values_in=values_in,
         values_out=tuple(
             (position, cell_of[ref.name]) for position, ref in enumerate(call.outputs) if ref.kind == "value"
@@ -140,6 +159,7 @@ def _bind_call(
             if ref.kind == "buffer"
         ),
         visit=visit,
+        turn=turn,
     )
 
 

@@ -154,6 +154,8 @@ class _Tables:
             inputs.append(ref)
             if ref.kind == "buffer":
                 self._check_role(run, ref, where)
+            elif ref.kind == "weight" and self.weights[ref.name].on_host:
+                _check_streamed(run, ref, where)
             _check_fit(form or _form(values.get(ref.name), ref, where), ref, input_spec, where)
             if input_spec.name in mutates:
                 self._check_writable(run, ref, where)
@@ -243,6 +245,18 @@ class _Tables:
             raise ManifestError(
                 f"{where}: buffer {ref.name} is taken whole, expected 'buffer:{ref.name}[row]'"
             )
+
+
+def _check_streamed(run: _Run, ref: Ref, where: str) -> None:
+    """Check that a weight on the host is copied whole, and in the order of the calls."""
+    if ref.index or ref.leading:
+        raise ManifestError(
+            f"{where}: weight {ref.name} stays on the host, so it is taken whole, not by index"
+        )
+    if run.rule.by_row:
+        raise ManifestError(
+            f"{where}: weight {ref.name} stays on the host, and this program runs beside others; rebuild the artifact"
+        )
 
 
 def _form(spec: TensorSpec | None, ref: Ref, where: str) -> _Form:

@@ -196,9 +196,18 @@ class ControlSpec:
 
 @dataclass(frozen=True)
 class Weight(TensorSpec):
-    """A tensor in a safetensors file of the artifact."""
+    """A tensor in a safetensors file of the artifact.
+
+    Parameters
+    ----------
+    file : str
+        The file.
+    on_host : bool
+        Whether the tensor stays in host memory, from where each call that takes it has it copied to the device.
+    """
 
     file: Annotated[FilePath, Mark.REQUIRED] = ""
+    on_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -354,6 +363,11 @@ class Manifest:
     def offloads_cache(self) -> bool:
         """Whether the KV cache is in host memory and its layers are copied to the device in every pass."""
         return any(buffer.device_layers for buffer in self.buffers)
+
+    @property
+    def host_weights(self) -> frozenset[str]:
+        """The names of the weights that stay in host memory."""
+        return frozenset(weight.name for weight in self.weights if weight.on_host)
 
     @property
     def device_pool_bytes(self) -> int:

@@ -16,6 +16,7 @@ from seko_runtime.backends.cuda_start import CudaStart
 from seko_runtime.backends.memory import Engine
 from seko_runtime.errors import ArtifactError, EnvironmentLacksError, SekoRuntimeError, UsageError
 from seko_runtime.format.manifest import Manifest
+from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.host.collection import without_collections
 from seko_runtime.host.faults import fault_text, machine_faults, of_machine
 from seko_runtime.host.part_times import part
@@ -94,16 +95,32 @@ def _opened(read: ReadArtifact, device: str, copy_weights: bool, place: RankPlac
         with part("device"):
             memory = backend.memory()
             undo.callback(release_after_error, memory.close)
-            upload = memory.begin_upload(examined.weight_places(spared_weights))
+            on_host = manifest.host_weights - spared_weights
+            upload = memory.begin_upload(examined.weight_places(spared_weights | on_host))
             undo.callback(release_after_error, upload.close)
-        checked = examined.verified(upload.take)
+            kept = None
+            if on_host:
+                elsewhere = {weight.name for weight in manifest.weights} - on_host
+                kept = memory.begin_host_upload(examined.weight_places(elsewhere))
+
+        def take(file: str, offset: int, data: memoryview) -> None:
+            upload.take(file, offset, data)
+            if kept is not None:
+                kept.take(file, offset, data)
+
+        checked = examined.verified(take)
         with part("tokenizer"):
             tokens = workload.tokens(manifest, checked.files)
         with part("engines"):
             engines = _loaded(backend, checked, spared_engines)
-        own = {name: weight for name, weight in checked.weights.items() if name not in spared_weights}
+
+        def placed(names: Collection[str]) -> dict[str, MappedTensor]:
+            return {name: weight for name, weight in checked.weights.items() if name in names}
+
         with part("upload"):
-            weights = upload.finish(own)
+            weights = upload.finish(placed(checked.weights.keys() - spared_weights - on_host))
+            if kept is not None:
+                weights |= kept.finish(placed(on_host))
         undo.pop_all()
     # Only parts of `checked` are kept: on a GPU the host's bytes of the weights are not needed any more, and their
     # maps are closed.

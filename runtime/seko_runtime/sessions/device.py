@@ -11,6 +11,7 @@ from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.executor.cache_offload import CacheOffload
 from seko_runtime.executor.program import BoundProgram, BoundTensors
 from seko_runtime.executor.resolved import Programs
+from seko_runtime.executor.weight_streaming import WeightStreaming
 from seko_runtime.format.manifest import Buffer, Manifest
 from seko_runtime.host.faults import captured
 from seko_runtime.sessions.loaded import Loaded
@@ -57,7 +58,10 @@ class Device:
         self.buffers.update(self.host.tensors)
         self.layers = CacheOffload(manifest, loaded.programs, units, self.buffers, memory)
         engines = {engine.name: engine for engine in manifest.engines}
-        tensors = BoundTensors(loaded.engines, engines, loaded.weights, self.buffers, memory, self.layers)
+        self.streaming = WeightStreaming(manifest.weights, loaded.weights, memory)
+        tensors = BoundTensors(
+            loaded.engines, engines, loaded.weights, self.buffers, memory, self.layers, self.streaming
+        )
         self.programs: dict[str, list[BoundProgram]] = {
             name: [
                 BoundProgram(calls, tensors, self.layers.visits(name, number))
@@ -134,6 +138,7 @@ class Device:
         self.programs.clear()
         self.buffers.clear()
         self.layers.drop()
+        self.streaming.drop()
         del self.host
 
 

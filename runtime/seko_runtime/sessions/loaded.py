@@ -37,7 +37,7 @@ class Loaded(Generic[ManifestT]):
     engines : Mapping[str, Engine]
         The engines by name: callables ``list[tensor] -> list[tensor]``.
     weights : Mapping[str, tensor]
-        The weights by name, as tensors on the device.
+        The weights by name, as tensors on the device; those of `Manifest.host_weights` on the host.
     memory : callable
         Function that returns a new `Memory`, which the caller owns and closes.
     tokens : TokenIds, optional

@@ -241,7 +241,8 @@ class LayerArguments:
             written = (*(mutated if writes else ()), *(argument.name for argument in recall))
             key = self._key(BLOCK, *variant, *((BARE,) if bare else ()))
             piece = Piece(key, module, LAYER, m.layers, arguments, state, large=True)
-            blocks.append(replace(piece, mutates=written, among=self._among, only=self._layers_of(key)))
+            piece = replace(piece, mutates=written, among=self._among, only=self._layers_of(key))
+            blocks.append(replace(piece, on_host=config.target.offload_layers))
             if not bare and self._choice.layers_with(config, modules=False):
                 block(make, *variant, inputs=inputs, writes=writes, bare=True)
 
@@ -299,6 +300,7 @@ class LayerArguments:
                     only=(last,),
                     among=self._among,
                     large=True,
+                    on_host=config.target.offload_layers,
                 )
             )
         return blocks
@@ -323,7 +325,7 @@ class LayerArguments:
             made = Piece(
                 key, module, LAYER, m.layers, arguments, outputs, names, among=self._among, large=True
             )
-            return replace(made, only=self._layers_of(key))
+            return replace(made, only=self._layers_of(key), on_host=config.target.offload_layers)
 
         if not config.target.fused:
             return [piece(partial(FrontBlock, m, s, kv, dtype, masked=False))]

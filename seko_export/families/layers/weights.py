@@ -86,11 +86,11 @@ def model_weights(
     }
     known_names: set[str] = set()
     for piece in pieces.values():
-        source = sources.get(piece.prefix) or checkpoint
-        own = piece.prefix if piece.prefix in sources else ""
+        own = next((prefix for prefix in sources if piece.prefix.startswith(prefix)), "")
+        source = sources.get(own) or checkpoint
         for layer in piece.served or (0,):
             for argument in piece.parameters:
-                name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
+                name = argument.ref.removeprefix("weight:").format(layer=layer)
                 if name in known_names:  # engines may share weights, as the masked and the unmasked block do
                     continue
                 known_names.add(name)

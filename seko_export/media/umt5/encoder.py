@@ -45,14 +45,63 @@ class TextEncoder(nn.Module):
         Tensor
             Embeddings, [B, T, d] in the weights' dtype; zeros where ``ids`` is ``pad_id``.
         """
-        there = ids != self.config.pad_id  # [B, T]
         x: Tensor = self.token_embedding(ids)
-        # The lowest number rather than -inf: a prompt without any token would be NaN.
-        mask = torch.zeros_like(ids, dtype=torch.float32).masked_fill(~there, torch.finfo(x.dtype).min)
-        bucket = position_buckets(ids.shape[1], self.config, ids.device)
+        bucket, mask = places(ids, self.config, x.dtype)
         for block in self.blocks:
-            x = block(x, bucket, mask[:, None, None, :])
-        return torch.where(there[..., None], self.norm(x), 0)
+            x = block(x, bucket, mask)
+        return shown(self.norm(x), ids, self.config)
+
+
+class TextStart(nn.Module):
+    """What the layers of an encoder take, as an engine: its tokens, their distances and the mask of padding.
+
+    Parameters
+    ----------
+    embeds : bool
+        Whether this module embeds the tokens; otherwise each `EmbeddingPart` adds those that it knows to zeros.
+    """
+
+    def __init__(self, config: TextEncoderConfig, dtype: torch.dtype, *, embeds: bool) -> None:
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        self.token_embedding = nn.Embedding(config.vocab_size, config.dim, dtype=dtype) if embeds else None
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, ...]:
+        """Return hidden state [B, T, d], bucket [T, T] int64 and mask [B, 1, 1, T] float32 of ``ids`` [B, T], and
+        without an embedding a copy of ``ids`` for the first part."""
+        bucket, mask = places(ids, self.config, self.dtype)
+        if self.token_embedding is not None:
+            return self.token_embedding(ids), bucket, mask
+        zeros = torch.zeros((*ids.shape, self.config.dim), dtype=self.dtype, device=ids.device)
+        return zeros, bucket, mask, ids.clone()
+
+
+class EmbeddingPart(nn.Module):
+    """Some rows of the token embedding, as an engine, for an embedding that stays on the host."""
+
+    def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.rows = config.vocab_size // config.embedding_parts
+        self.weight = nn.Parameter(torch.empty(self.rows, config.dim, dtype=dtype))
+
+    def forward(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the hidden state with the tokens of this part, and ``ids`` counted from the next part's first row."""
+        here = (ids >= 0) & (ids < self.rows)
+        found = F.embedding(ids.clamp(0, self.rows - 1), self.weight)
+        return torch.where(here[..., None], found, hidden), ids - self.rows
+
+
+class TextEnd(nn.Module):
+    """The last norm of an encoder, as an engine."""
+
+    def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.norm = TextNorm(config, dtype)
+
+    def forward(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Return the embeddings [B, T, d] of ``ids`` [B, T] from the last layer's output; zeros at padding."""
+        return shown(self.norm(hidden), ids, self.config)
 
 
 class TextLayer(nn.Module):
@@ -135,6 +184,19 @@ class TextNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised ``x``, with the shape [..., d] and dtype of ``x``."""
         return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(x.dtype)
+
+
+def places(ids: Tensor, config: TextEncoderConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the buckets of the distances of tokens [T, T] int64, and the mask of padding [B, 1, 1, T] float32."""
+    there = ids != config.pad_id
+    # The lowest number rather than -inf: a prompt without any token would be NaN.
+    mask = torch.zeros_like(ids, dtype=torch.float32).masked_fill(~there, torch.finfo(dtype).min)
+    return position_buckets(ids.shape[1], config, ids.device), mask[:, None, None, :]
+
+
+def shown(x: Tensor, ids: Tensor, config: TextEncoderConfig) -> Tensor:
+    """Return embeddings [B, T, d] with zeros at padding."""
+    return torch.where((ids != config.pad_id)[..., None], x, 0)
 
 
 def position_buckets(tokens: int, config: TextEncoderConfig, device: torch.device) -> Tensor:

@@ -18,9 +18,9 @@ from seko_export.media.pieces import (
     VAE_ENCODER_WEIGHTS,
     VAE_WEIGHTS,
 )
-from seko_export.roofline.gpus import CUBLAS_WORKSPACE, Gpu
+from seko_export.roofline.gpus import CUBLAS_WORKSPACE
 from seko_export.roofline.work import Work, weight_sizes
-from seko_export.video.plan.offload import home_bytes
+from seko_export.video.plan.offload import home_bytes, host_weights, seat_bytes
 from seko_runtime.format.manifest import Buffer
 from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.contract import DECODE_PROGRAMS, ENCODE_VIDEO, ENCODE_VIDEO_FIRST, TEXT_BUFFER
@@ -30,8 +30,8 @@ from seko_runtime.video.ring import Ring
 _CHUNK = ("begin", "denoise", "context")
 
 
-def memory_report(config: VideoBuild, gpu: Gpu, work: Work) -> dict[str, Any]:
-    """Return the memory figures in bytes that `seko-export plan` reports for a GPU."""
+def memory_report(config: VideoBuild, memory_bytes: int, work: Work) -> dict[str, Any]:
+    """Return the memory figures in bytes that `seko-export plan` reports for a GPU of so many bytes."""
     weights = weight_bytes(config, work.pieces)
     once, each = rows_bytes(config, work)
     fixed, session = sum(weights.values()) + sum(once.values()), sum(each.values())
@@ -43,10 +43,11 @@ def memory_report(config: VideoBuild, gpu: Gpu, work: Work) -> dict[str, Any]:
         "call_bytes": once,
         "session_bytes": each,
         "peak_bytes": peak,
-        "memory_bytes": gpu.memory_bytes,
-        "fits": peak <= gpu.memory_bytes,
-        "sessions_fit": min(most, max(0, (gpu.memory_bytes - fixed) // session)),
+        "memory_bytes": memory_bytes,
+        "fits": peak <= memory_bytes,
+        "sessions_fit": min(most, max(0, (memory_bytes - fixed) // session)),
         "host_bytes": config.target.ranks * home_bytes(config),
+        "host_weight_bytes": sum(host_weights(work.pieces).values()),
     }
 
 
@@ -56,6 +57,7 @@ def weight_bytes(config: VideoBuild, pieces: Mapping[str, Piece]) -> dict[str, i
     """
     tables = config.workload.schedule.tables(config.workload.stream)
     sizes = weight_sizes(pieces) | {name: table.nbytes for name, table in tables.items()}
+    sizes = {name: size for name, size in sizes.items() if name not in host_weights(pieces)}
     shares = {"text": TEXT_WEIGHTS, "vae": VAE_WEIGHTS}
     if config.workload.audio is not None:
         shares["audio"] = f"{AUDIO_ENCODER}."
@@ -114,6 +116,7 @@ def _held_bytes(config: VideoBuild, work: Work) -> dict[str, int]:
         "scratch_step": work.scratch_bytes(_CHUNK),
         "scratch_decode": work.scratch_bytes((*DECODE_PROGRAMS, ENCODE_VIDEO_FIRST, ENCODE_VIDEO)),
         "scratch_prompt": work.scratch_bytes(("prompt", "text", "encode", "condition")),
+        "seats": seat_bytes(work.pieces),
         "workspace": CUBLAS_WORKSPACE * (1 + (config.workload.vae is not None)),
     }
 

@@ -1,10 +1,19 @@
-"""Bytes of an offloaded cache, for `seko-export plan`: in host memory, and copied over the bus in each chunk."""
+"""Bytes of an offloaded cache and of offloaded layers, for `seko-export plan`: in host memory, and copied over the bus
+in each chunk."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+
 from seko_export.config.video import VideoBuild
+from seko_export.engines.piece import Piece
 from seko_export.families.registry import graph_of
 from seko_export.goldens import placement
+from seko_export.roofline.work import weight_sizes
 
 
 def home_bytes(config: VideoBuild) -> int:
@@ -15,10 +24,37 @@ def home_bytes(config: VideoBuild) -> int:
 def chunk_offload_bytes(config: VideoBuild) -> int:
     """Return the bytes that a chunk copies between the host and a rank's device, both directions together.
 
+    Each pass copies the weights of offloaded layers to the device.
+
     Each pass of a chunk copies every layer of the pass's cache to the device once. Each layer is copied back once,
     after the last pass that writes it.
     """
     # If each pass has its own cache, a pass fetches only its own.
     stream, passes = config.workload.stream, len(config.workload.schedule.timesteps)
     fetches = 1 if stream.pass_caches else passes + stream.has_context
-    return home_bytes(config) * (fetches + 1)
+    runs = passes if stream.pass_caches else passes + stream.has_context
+    return home_bytes(config) * (fetches + 1) + runs * layer_bytes(config)
+
+
+def layer_bytes(config: VideoBuild) -> int:
+    """Return the bytes of the transformer's layers that lie on the host; 0 if they are on the device."""
+    if not config.target.offload_layers:
+        return 0
+    pieces = graph_of(config).pieces
+    return sum(size for name, size in host_weights(pieces).items() if name.startswith("blocks."))
+
+
+def host_weights(pieces: Mapping[str, Piece]) -> dict[str, int]:
+    """Return the bytes of each weight that stays on the host."""
+    on_host = {name for piece in pieces.values() if piece.on_host for name in piece.weights}
+    return {name: size for name, size in weight_sizes(pieces).items() if name in on_host}
+
+
+def seat_bytes(pieces: Mapping[str, Piece]) -> int:
+    """Return the bytes on the device for weights that come from the host: two sets of places, which all engines
+    share."""
+    places: Counter[tuple[tuple[int, ...], torch.dtype]] = Counter()
+    for piece in pieces.values():
+        if piece.on_host:
+            places |= Counter((a.shape, a.dtype) for a in piece.parameters)
+    return 2 * sum(count * math.prod(shape) * dtype.itemsize for (shape, dtype), count in places.items())

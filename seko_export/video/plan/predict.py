@@ -95,7 +95,7 @@ def predict(request: PlanRequest) -> dict[str, Any]:
         raise UsageError(f"--fp8 needs fp8 tensor cores, which --gpu {gpu.name} ({gpu.title}) lacks")
     config, notes = config_of(request)
     work = Work.of(config)
-    memory = memory_report(config, gpu, work)
+    memory = memory_report(config, gpu.memory_bytes, work)
     return (
         {
             "preset": config.model.name,
@@ -206,14 +206,15 @@ def _peak_with(request: PlanRequest, changes: Sequence[_Change]) -> int | None:
         config, _ = config_of(replace(request, build=replace(request.build, **fields)))
     except UsageError:
         return None
-    peak: int = memory_report(config, find_gpu(request.gpu), Work.of(config))["peak_bytes"]
+    peak: int = memory_report(config, find_gpu(request.gpu).memory_bytes, Work.of(config))["peak_bytes"]
     return peak
 
 
 def config_of(request: PlanRequest) -> tuple[VideoBuild, list[str]]:
     """Return the build configuration of a request, and notes for the user on assumed sizes."""
     machine = Target("cuda", find_gpu(request.gpu).arch)
-    built = resolve_build(request.build, machine=machine).config
+    # a text encoder that no file names is assumed below
+    built = resolve_build(replace(request.build, offload_text=False), machine=machine).config
     if request.fps is not None:
         built = built.changed(stream=replace(built.workload.stream, fps=request.fps))
     notes = []
@@ -243,6 +244,8 @@ def config_of(request: PlanRequest) -> tuple[VideoBuild, list[str]]:
             notes.append(
                 f"no audio encoder counted: none is known that is {heard} wide, as {built.model.name} takes it"
             )
+    if request.build.offload_text:
+        built = built.changed(offload_text=True)
     picture_features = built.model.picture_features
     if (
         built.workload.image is None
