@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -108,10 +108,23 @@ class VideoExport(ExportWorkload["VideoBuild"]):
     def resolve_options(
         self, options: BuildOptions, *, machine: Target | None = None
     ) -> ResolvedBuild[VideoBuild]:
-        """Return the configuration and input files of a build; see `resolve_build`."""
+        """Return the configuration and input files of a build; see `resolve_build`. Options that ``--fit`` adds have a
+        note each."""
         from seko_export.options.resolve import resolve_build
 
-        return resolve_build(options, machine=machine)
+        if options.fit is None:
+            return resolve_build(options, machine=machine)
+        from seko_export.host.environment import resolve_target
+        from seko_export.video.plan.fit import fit, memory_of
+
+        def config_of(asked: BuildOptions) -> VideoBuild:
+            return resolve_build(asked, machine=machine).config
+
+        built = machine or resolve_target(options.target)
+        memory = memory_of(options.fit, built.arch if built.device == "cuda" else None)
+        fitted = fit(options, memory, config_of)
+        resolved = resolve_build(fitted.options, machine=machine)
+        return replace(resolved, notes=(*fitted.notes, *resolved.notes))
 
     def inspect(self, path: Path, gpu: str | None) -> dict[str, Any]:
         """Return the report on a checkpoint, a LoRA or a VAE."""

@@ -57,7 +57,8 @@ def weight_bytes(config: VideoBuild, pieces: Mapping[str, Piece]) -> dict[str, i
     """
     tables = config.workload.schedule.tables(config.workload.stream)
     sizes = weight_sizes(pieces) | {name: table.nbytes for name, table in tables.items()}
-    sizes = {name: size for name, size in sizes.items() if name not in host_weights(pieces)}
+    on_host = host_weights(pieces)
+    sizes = {name: size for name, size in sizes.items() if name not in on_host}
     shares = {"text": TEXT_WEIGHTS, "vae": VAE_WEIGHTS}
     if config.workload.audio is not None:
         shares["audio"] = f"{AUDIO_ENCODER}."

@@ -25,6 +25,7 @@ from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.roofline.gpus import Gpu, find_gpu
 from seko_export.roofline.work import Work
+from seko_export.video.plan.fit import fit, memory_of
 from seko_export.video.plan.memory import memory_report
 from seko_export.video.plan.seconds import time_report
 from seko_runtime.format.program_key import ProgramKey
@@ -93,7 +94,16 @@ def predict(request: PlanRequest) -> dict[str, Any]:
     gpu = find_gpu(request.gpu)
     if request.build.fp8 and not gpu.fp8:
         raise UsageError(f"--fp8 needs fp8 tensor cores, which --gpu {gpu.name} ({gpu.title}) lacks")
+    fitted = None
+    if request.build.fit is not None:
+
+        def asked_config(build: BuildOptions) -> VideoBuild:
+            return config_of(replace(request, build=build))[0]
+
+        fitted = fit(request.build, memory_of(request.build.fit, gpu.arch), asked_config)
+        request = replace(request, build=fitted.options)
     config, notes = config_of(request)
+    notes = [*(() if fitted is None else fitted.notes), *notes]
     work = Work.of(config)
     memory = memory_report(config, gpu.memory_bytes, work)
     return (
@@ -122,7 +132,8 @@ def predict(request: PlanRequest) -> dict[str, Any]:
 def what_fits(request: PlanRequest, memory: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the smallest set of option changes with which a build fits on its GPU.
 
-    Each of ``--kv fp4``, ``--fp8``, ``--no-text``, fewer ring frames and ``--no-vae`` is tried alone, then pairs of
+    Each of ``--kv fp4``, ``--fp8``, ``--offload-text``, ``--no-text``, fewer ring frames, ``--decode-frames 1`` and
+    ``--no-vae`` is tried alone, then pairs of
     these changes, and so on. Combinations whose savings cannot suffice are skipped.
 
     Parameters
@@ -180,6 +191,7 @@ def _changes(request: PlanRequest, memory: Mapping[str, Any]) -> list[_Change]:
     if not build.fp8 and find_gpu(request.gpu).fp8:
         changes.append(_Change("fp8", "--fp8", {"fp8": True}, 0.5 * weights["transformer"]))
     if weights["text"]:
+        changes.append(_Change("text", "--offload-text", {"offload_text": True}, weights["text"]))
         prompts = rows * (session["prompt_cache"] + session["scratch_prompt"])
         prompts += sum(memory["call_bytes"].values())
         changes.append(_Change("text", "--no-text", {"no_text": True}, weights["text"] + prompts))
@@ -193,6 +205,9 @@ def _changes(request: PlanRequest, memory: Mapping[str, Any]) -> list[_Change]:
             saved = kv * (stream.ring_frames - ring) / stream.cache_frames
             changes.append(_Change("ring", f"--ring-frames {ring}", {"ring_frames": ring}, saved))
     if weights["vae"]:
+        parts = rows * session["scratch_decode"] + memory["call_bytes"].get("scratch_decode", 0)
+        if build.decode_frames is None and stream.chunk_frames > 1:
+            changes.append(_Change("vae", "--decode-frames 1", {"decode_frames": 1}, parts))
         video = rows * (session["decode"] + session["scratch_decode"] + session["scratch_prompt"])
         video += sum(memory["call_bytes"].values())
         changes.append(_Change("vae", "--no-vae", {"no_vae": True}, weights["vae"] + video))

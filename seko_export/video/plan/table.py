@@ -25,6 +25,7 @@ _SESSION = {
     "scratch_step": "scratch of a step",
     "scratch_decode": "scratch of decoding",
     "scratch_prompt": "scratch of prompt and picture",
+    "seats": "places of weights on the host",
     "workspace": "cuBLAS workspaces",
 }
 _CALLS = _SESSION | {
@@ -73,6 +74,8 @@ def _memory(report: Mapping[str, Any]) -> Iterator[str]:
     if report["host_bytes"]:
         yield _row("a session, on the host", "MB")
         yield _row("  KV cache", f"{report['host_bytes'] / 1e6:.1f}")
+    if report["host_weight_bytes"]:
+        yield _row("weights on the host", f"{report['host_weight_bytes'] / 1e6:.1f}")
     peak, memory = report["peak_bytes"] / 1e9, report["memory_bytes"] / 1e9
     pool, fit = report["pool"], _sessions(report["sessions_fit"])
     all_of_it = "one session" if pool is None else f"a pool of {pool['sessions']}"
