@@ -160,7 +160,8 @@ def _refusal(
     for words, fields in _smaller(options):
         bytes_with = peak(replace(smallest, **fields))
         if bytes_with is not None and bytes_with <= memory_bytes:
-            return f"{missing}; {words} would fit, with {bytes_with / 1e9:.1f} GB"
+            tiny = ", and a tiny decoder as --vae takes little more" if words == "--no-vae" else ""
+            return f"{missing}; {words} would fit, with {bytes_with / 1e9:.1f} GB{tiny}"
     return f"{missing}; neither a smaller ring nor leaving out the VAE is enough: take a smaller model or picture"
 
 

@@ -32,7 +32,7 @@ def chunk_offload_bytes(config: VideoBuild) -> int:
     # If each pass has its own cache, a pass fetches only its own.
     stream, passes = config.workload.stream, len(config.workload.schedule.timesteps)
     fetches = 1 if stream.pass_caches else passes + stream.has_context
-    runs = passes if stream.pass_caches else passes + stream.has_context
+    runs = passes + stream.has_context
     return home_bytes(config) * (fetches + 1) + runs * layer_bytes(config)
 
 

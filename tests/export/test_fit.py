@@ -1,0 +1,143 @@
+"""`--fit`: which options a build adds for a GPU's memory, and what it says where none is enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seko_export import BuildOptions
+from seko_export.config.video import VideoBuild
+from seko_export.errors import UsageError
+from seko_export.host.environment import Target
+from seko_export.media.pieces import decode_parts
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.roofline.gpus import GPUS
+from seko_export.roofline.work import Work
+from seko_export.video.plan.fit import SAVINGS, fit, memory_of
+from seko_export.video.plan.memory import memory_report
+from seko_export.video.plan.predict import PlanRequest, config_of, predict
+from seko_export.workloads.registry import workload_named
+
+GB = 10**9
+
+
+def planned(options: BuildOptions) -> VideoBuild:
+    return config_of(PlanRequest(options, "rtx4090"))[0]
+
+
+def peak_of(config: VideoBuild) -> int:
+    size: int = memory_report(config, 0, Work.of(config))["peak_bytes"]
+    return size
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("24GB", 24 * GB), ("24 GiB", 24 << 30), ("1.5gb", 3 * GB // 2), ("512MB", 512 * 10**6)],
+)
+def test_memory_is_a_size(text: str, wanted: int) -> None:
+    assert memory_of(text, None) == wanted
+
+
+def test_memory_is_that_of_a_gpu() -> None:
+    assert all(memory_of(name, gpu.arch) == gpu.memory_bytes for name, gpu in GPUS.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "arch", "words"),
+    [
+        ("24", "sm_89", "expected memory, such as 24GB, or one of h200"),
+        ("-1GB", "sm_89", "expected memory"),
+        ("rtx4090", "sm_90", "that is sm_89, and this build is for sm_90; give its memory, --fit 24GB"),
+        ("h200", None, "this build is for a CPU"),
+    ],
+)
+def test_other_words_are_refused(text: str, arch: str | None, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        memory_of(text, arch)
+
+
+@pytest.fixture(scope="module")
+def sizes() -> dict[str, int]:
+    """The bytes of the 1.3B model as it is, and with all that makes it smaller."""
+    plain = BuildOptions(preset="self-forcing-1.3b")
+    every = replace(plain, **{name: value for saving in SAVINGS for name, value in saving.fields.items()})
+    return {"plain": peak_of(planned(plain)), "least": peak_of(planned(every))}
+
+
+def test_what_fits_as_it_is_stays_as_it_is(sizes: dict[str, int]) -> None:
+    asked = BuildOptions(preset="self-forcing-1.3b", fit="x")
+    fitted = fit(asked, sizes["plain"], planned)
+    assert (fitted.options, fitted.peak_bytes) == (replace(asked, fit=None), sizes["plain"])
+
+
+@pytest.mark.parametrize("gigabytes", [12, pytest.param(16, marks=pytest.mark.slow), 24])
+def test_what_is_added_is_enough_and_needed(gigabytes: int) -> None:
+    """Without any one of them the build is too large, but for those that make passes faster."""
+    asked = BuildOptions(preset="self-forcing-1.3b", fit=f"{gigabytes}GB")
+    fitted = fit(asked, gigabytes * GB, planned)
+    assert peak_of(planned(fitted.options)) == fitted.peak_bytes <= gigabytes * GB
+    added = [
+        saving
+        for saving in SAVINGS
+        if all(getattr(fitted.options, name) == value for name, value in saving.fields.items())
+    ]
+    assert added
+    for saving in added:
+        assert any(f"adds {saving.option}: {saving.costs}" in note for note in fitted.notes)
+        before = {name: getattr(asked, name) for name in saving.fields}
+        if not saving.speeds:
+            assert peak_of(planned(replace(fitted.options, **before))) > gigabytes * GB
+
+
+def test_the_users_own_options_stay() -> None:
+    asked = BuildOptions(preset="self-forcing-1.3b", fit="16GB", kv="int8", decode_frames=3)
+    found = fit(asked, 16 * GB, planned).options
+    assert (found.kv, found.fp4_kv, found.decode_frames) == ("int8", False, 3)
+
+
+def test_too_little_is_refused_with_what_would_fit(sizes: dict[str, int]) -> None:
+    asked = BuildOptions(preset="self-forcing-1.3b", fit="little")
+    with pytest.raises(UsageError) as refused:
+        fit(asked, sizes["least"] - 10**8, planned)
+    words = str(refused.value)
+    assert f"this build needs {sizes['least'] / 1e9:.1f} GB with --offload-text, --decode-frames 1" in words
+    assert "would fit, with" in words
+
+
+def test_far_too_little_says_so() -> None:
+    with pytest.raises(UsageError, match="take a smaller model or picture"):
+        fit(BuildOptions(preset="tiny", fit="1MB"), 10**6, planned)
+
+
+def test_plan_says_what_build_would_add(invoke) -> None:
+    report = predict(PlanRequest(BuildOptions(preset="self-forcing-1.3b", fit="24GB"), "rtx4090"))
+    assert report["fits"]
+    assert report["notes"][0].startswith("--fit 24GB: ")
+    refused = invoke("plan", "--preset", "self-forcing-1.3b", "--gpu", "rtx4090", "--fit", "h200")
+    assert refused.exit_code == 2
+    assert "--fit h200: that is sm_90" in refused.stderr
+
+
+def test_a_build_takes_the_options() -> None:
+    """On a CPU, whose engines are counted alike; the sample has a text encoder and a VAE."""
+    resolve = partial(workload_named("video").resolve_options, machine=Target("cpu", "x86_64"))
+    whole = resolve(BuildOptions(preset="sample"))
+    fitted = resolve(BuildOptions(preset="sample", fit=f"{peak_of(whole.config) / 1e6 - 0.3:.3f}MB"))
+    assert fitted.config.target.offload_text
+    assert any("--fit adds --offload-text" in note for note in fitted.notes)
+    assert not any("--fit" in note for note in whole.notes)
+    with pytest.raises(UsageError, match="--fit 1MB: this build needs"):
+        resolve(BuildOptions(preset="sample", fit="1MB"))
+
+
+@given(st.integers(1, 12), st.integers(0, 14))
+def test_no_call_decodes_more_than_was_asked(chunk: int, most: int) -> None:
+    config = planned(BuildOptions(preset="tiny", no_vae=True)).changed(vae=WanVaeConfig(base_dim=8))
+    stream = replace(config.workload.stream, chunk_frames=chunk, ring_frames=chunk)
+    parts = decode_parts(config.changed(decode_frames=most, stream=stream))
+    assert chunk % parts == 0
+    assert not most or chunk // parts <= most
