@@ -158,8 +158,12 @@ class CudaMemory(CpuMemory):
         self.stream.wait_event(end)
 
     def free_bytes(self) -> int:
-        free: int = _cuda.mem_get_info(self.device)[0]
-        return free
+        # With what torch keeps free, and within `torch.cuda.set_per_process_memory_fraction`.
+        free, whole = _cuda.mem_get_info(self.device)
+        used = _cuda.memory_allocated(self.device)
+        own = _cuda.memory_reserved(self.device) - used
+        allowed = _cuda.get_per_process_memory_fraction(self.device) * whole - used
+        return int(min(free + own, allowed))
 
     def copy_queue(self) -> CopyQueue:
         self._copies.append(CudaCopies(self.device, self.stream))

@@ -13,8 +13,14 @@ from seko_runtime.arguments import flag, shown, whole_number
 from seko_runtime.backends import open_backend, runtime_backend
 from seko_runtime.backends.base import Backend
 from seko_runtime.backends.cuda_start import CudaStart
-from seko_runtime.backends.memory import Engine
-from seko_runtime.errors import ArtifactError, EnvironmentLacksError, SekoRuntimeError, UsageError
+from seko_runtime.backends.memory import Engine, Memory
+from seko_runtime.errors import (
+    ArtifactError,
+    DeviceMemoryError,
+    EnvironmentLacksError,
+    SekoRuntimeError,
+    UsageError,
+)
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.host.collection import without_collections
@@ -96,6 +102,7 @@ def _opened(read: ReadArtifact, device: str, copy_weights: bool, place: RankPlac
             memory = backend.memory()
             undo.callback(release_after_error, memory.close)
             on_host = manifest.host_weights - spared_weights
+            _check_room(manifest, spared_weights | on_host, examined.device, memory)
             upload = memory.begin_upload(examined.weight_places(spared_weights | on_host))
             undo.callback(release_after_error, upload.close)
             kept = None
@@ -136,6 +143,17 @@ def _opened(read: ReadArtifact, device: str, copy_weights: bool, place: RankPlac
     )
     files = OpenedFiles(manifest, checked.digest, checked.device, checked.golden)
     return workload.artifact(files, LocalEngines(loaded, backend, memory, workload.open_rows))
+
+
+def _check_room(manifest: Manifest, without: Collection[str], device: str, memory: Memory) -> None:
+    """Refuse weights that are larger than a GPU's free memory, before any of them is copied."""
+    needed = sum(weight.nbytes for weight in manifest.weights if weight.name not in without)
+    free = memory.free_bytes()
+    if device != "cpu" and needed > free:
+        raise DeviceMemoryError(
+            f"{manifest.name}: its weights take {needed} bytes of {device}, where {free} are free: close what else "
+            "runs there, or rebuild with --fit"
+        )
 
 
 def _place(workload: RuntimeWorkload[Any], manifest: Manifest, rank: int) -> RankPlace:

@@ -362,18 +362,23 @@ def opened_rows(loaded: Loaded[ManifestT], make: Callable[[Memory], RowsT], *, c
 
 
 def check_room(manifest: Manifest, memory: Memory) -> None:
-    """Refuse a pool whose buffers are larger than the device's free memory. Engines need further memory while they run.
+    """Refuse rows whose buffers are larger than the device's free memory. Engines need further memory while they run.
 
     Raises
     ------
     DeviceMemoryError
-        If the pool's buffers are larger than the free memory.
+        If the buffers are larger than the free memory.
     """
-    needed = sum(buffer.nbytes for buffer in manifest.buffers)
+    needed = sum(buffer.on_device.nbytes for buffer in manifest.buffers)
     free = memory.free_bytes()
-    if needed > free:
-        own = needed // manifest.state_rows
+    if needed <= free:
+        return
+    if manifest.pool is None:
         raise DeviceMemoryError(
-            f"a pool of {manifest.rows} sessions takes {needed} bytes, about {own} each; {free} are free: close what "
-            f"else runs there, or rebuild with --sessions {max(0, free // own - 1)} or fewer"
+            f"a session takes {needed} bytes, {free} are free: close what else runs there, or rebuild with --fit"
         )
+    own = needed // manifest.state_rows
+    raise DeviceMemoryError(
+        f"a pool of {manifest.rows} sessions takes {needed} bytes, about {own} each; {free} are free: close what "
+        f"else runs there, or rebuild with --sessions {max(0, free // own - 1)} or fewer"
+    )

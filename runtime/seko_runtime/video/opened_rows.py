@@ -34,7 +34,8 @@ def open_video_rows(loaded: Loaded[VideoManifest], options: VideoOptions) -> Loc
     def open_rows(memory: Memory) -> LocalVideoRows:
         return LocalVideoRows(_with_schedule(loaded, options, memory), options, memory)
 
-    return opened_rows(loaded, open_rows, check=loaded.manifest.pool is not None)
+    manifest = loaded.manifest
+    return opened_rows(loaded, open_rows, check=manifest.pool is not None or manifest.target.device != "cpu")
 
 
 def _with_schedule(
