@@ -111,5 +111,8 @@ class TargetConfig:
 
     @property
     def plain(self) -> TargetConfig:
-        """Return this target for one rank, with transformer layers in plain torch."""
-        return TargetConfig(self.device, self.archs, convolutions=self.convolutions)
+        """Return this target for one rank, with transformer layers in plain torch. It takes the same weights of the
+        text encoder."""
+        return TargetConfig(
+            self.device, self.archs, convolutions=self.convolutions, offload_text=self.offload_text
+        )

@@ -74,7 +74,9 @@ def test_what_fits_as_it_is_stays_as_it_is(sizes: dict[str, int]) -> None:
     assert (fitted.options, fitted.peak_bytes) == (replace(asked, fit=None), sizes["plain"])
 
 
-@pytest.mark.parametrize("gigabytes", [12, pytest.param(16, marks=pytest.mark.slow), 24])
+@pytest.mark.parametrize(
+    "gigabytes", [24, *(pytest.param(size, marks=pytest.mark.slow) for size in (12, 16))]
+)
 def test_what_is_added_is_enough_and_needed(gigabytes: int) -> None:
     """Without any one of them the build is too large, but for those that make passes faster."""
     asked = BuildOptions(preset="self-forcing-1.3b", fit=f"{gigabytes}GB")
@@ -93,6 +95,7 @@ def test_what_is_added_is_enough_and_needed(gigabytes: int) -> None:
             assert peak_of(planned(replace(fitted.options, **before))) > gigabytes * GB
 
 
+@pytest.mark.slow
 def test_the_users_own_options_stay() -> None:
     asked = BuildOptions(preset="self-forcing-1.3b", fit="16GB", kv="int8", decode_frames=3)
     found = fit(asked, 16 * GB, planned).options
