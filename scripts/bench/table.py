@@ -40,6 +40,10 @@ MINWM = (
     "minwm-camera-1.3b, 480x832, chunk 4, ring 20, 4 passes and context, fp4 cache, fp8 matmuls, resident window, "
     "Wan VAE, 1 rows"
 )
+MATRIX_GAME = (
+    "matrix-game-2-universal, 352x640, chunk 3, ring 6, 3 passes and context, fp4 cache, fp8 matmuls, resident window, "
+    "Wan VAE, 1 rows"
+)
 TALK = (
     "seko-talk-14b, 832x480, chunk 3, ring 20, sink 1, reference 1, 4 passes, fp4 cache, fp8 matmuls, fp8 attention, "
     "sessions 1"
@@ -161,6 +165,11 @@ MISSED: tuple[FigureLine, ...] = (
         "minWM: video frames a second",
         "{:.1f}",
         (("h200", "minwm_fps", MINWM),),
+    ),
+    (
+        "Matrix-Game 2.0: key to the first picture that follows it; a chunk = 1",
+        "{:.2f}",
+        (("h200", "serve_key_to_picture", MATRIX_GAME),),
     ),
     (
         "Seko-Talk: time of a step; compiled and captured by hand = 1",
