@@ -20,10 +20,9 @@ from seko_export.checkpoints.random import (
 from seko_export.errors import UsageError
 from seko_export.media.taehv.config import TaehvConfig
 from seko_export.media.taehv.vae import VAE as TINY
-from seko_export.media.taehv.vae import decoder_shapes
+from seko_export.media.taehv.vae import decoder_shapes, encoder_shapes
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
 from seko_export.media.wan_vae.keys import vae_diffusers_names, vae_shapes
-from seko_runtime.video.contract import PICTURE_CHANNELS
 
 SIZES: dict[str, WanVaeConfig | TaehvConfig] = {
     **VAE_PRESETS,
@@ -34,7 +33,6 @@ SIZES: dict[str, WanVaeConfig | TaehvConfig] = {
 WAN, DIFFUSERS = "wan", "diffusers"
 FORMS = (WAN, DIFFUSERS)  # the authors' file, and diffusers' folder
 _WIDTH = 64  # of a tiny encoder
-_POOLED = {2: 2, 7: 2, 12: 1}  # frames that a tiny encoder's layers make one of
 
 
 def write_random_vae(
@@ -90,7 +88,14 @@ def random_vae(
 ) -> dict[str, Tensor]:
     """Return all tensors of a file by their names; decoded pictures are neither black nor white."""
     tiny = isinstance(config, TaehvConfig)
-    shapes = decoder_shapes(config) | _encoder_shapes(config) if tiny else vae_shapes(config, "both")
+    if isinstance(
+        config, TaehvConfig
+    ):  # files of the super variant have an encoder, too, which no build reads
+        shapes = decoder_shapes(config) | encoder_shapes(
+            replace(config, encoder_width=config.encoder_width or _WIDTH)
+        )
+    else:
+        shapes = vae_shapes(config, "both")
     return {
         name: random_weight(
             name, shape, seed=seed, dtype=dtype, device=device, spread=tiny_spread if tiny else spread
@@ -117,25 +122,6 @@ def tiny_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         return 0.0, 0.02 * gain
     ends_block = name.endswith((".conv.4.weight", ".conv.3.weight"))
     return 0.0, gain * (0.3 if ends_block else 1.0)
-
-
-def _encoder_shapes(config: TaehvConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a file's encoder, which no build reads."""
-    side, n = (3, 3), _WIDTH
-    shapes: dict[str, tuple[int, ...]] = {
-        "0.weight": (n, PICTURE_CHANNELS * config.patch_size**2, *side),
-        "0.bias": (n,),
-        "17.weight": (config.z_dim, n, *side),
-        "17.bias": (config.z_dim,),
-    }
-    for start, pooled in _POOLED.items():
-        shapes[f"{start}.conv.weight"] = (n, pooled * n, 1, 1)
-        shapes[f"{start + 1}.weight"] = (n, n, *side)
-        for block in range(start + 2, start + 5):
-            for layer, channels in ((0, 2 * n), (2, n), (4, n)):
-                shapes[f"{block}.conv.{layer}.weight"] = (n, channels, *side)
-                shapes[f"{block}.conv.{layer}.bias"] = (n,)
-    return {f"encoder.{name}": shape for name, shape in shapes.items()}
 
 
 def vae_diffusers_config(config: WanVaeConfig) -> dict[str, object]:

@@ -209,8 +209,6 @@ class VaeConfig(ABC):
     """Whether each rank (GPU) can decode some pixel rows of a picture; see `Vae.shared_decoder`."""
     encodes_on: ClassVar[bool] = False
     """Whether the encoder can encode grey frames after a picture; see `Vae.picture_encoder`."""
-    encodes_video: ClassVar[bool] = False
-    """Whether the encoder can encode a video chunk by chunk; see `Vae.video_encoder`."""
 
     @property
     @abstractmethod
@@ -232,6 +230,11 @@ class VaeConfig(ABC):
     def temporal_stride(self) -> int:
         """Number of video frames to which a latent frame is decoded; the first latent frame of a stream is decoded to
         one."""
+
+    @property
+    def encodes_video(self) -> bool:
+        """Whether the VAE can encode a video chunk by chunk; see `Vae.video_encoder`."""
+        return False
 
     @property
     def computes_fp8(self) -> bool:

@@ -119,6 +119,11 @@ class VideoConfig(WorkloadConfig):
         return tuple(vae for vae in (self.vae, self.vae_encoder) if vae is not None)
 
     @property
+    def video_vae(self) -> VaeConfig | None:
+        """The VAE that encodes input video, if the build has one: the one that encodes pictures, else a tiny one."""
+        return next((vae for vae in self.vaes[::-1] if vae.encodes_video), None)
+
+    @property
     def encoding_vae(self) -> VaeConfig | None:
         """The VAE that encodes pictures, if the build has one."""
         return next((vae for vae in self.vaes if vae.encodes), None)

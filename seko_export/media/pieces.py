@@ -333,7 +333,7 @@ def _video_encoders(config: VideoBuild) -> list[Piece]:
         piece = Piece(
             EngineKey(role),
             vae_module(config, vae, make, inputs),
-            encoder_weights(config),
+            VAE_WEIGHTS if vae is config.workload.vae else VAE_ENCODER_WEIGHTS,
             0,
             inputs,
             (latents, *caches),
@@ -347,10 +347,11 @@ def _video_encoders(config: VideoBuild) -> list[Piece]:
 
 def _video_vae(config: VideoBuild) -> VaeConfig:
     """Return the VAE that encodes input video; UsageError if the build has none."""
-    vae = config.workload.encoding_vae
-    if vae is None or not vae.encodes_video:
+    vae = config.workload.video_vae
+    if vae is None:
+        titles = [vae.title for vae in config.workload.vaes]
         what = (
-            "this build has no VAE that encodes" if vae is None else f"a {vae.title} encodes single pictures"
+            f"a {' and a '.join(titles)} encodes no video" if titles else "this build has no VAE that encodes"
         )
         raise UsageError(
             f"--strength {config.workload.stream.strength}: {what}; give a --vae that does, or --vae-encoder beside "

@@ -11,18 +11,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scripts.make_checkpoint import main as make_checkpoint
+from scripts.random_vae import tiny_spread
 from seko_export import inspect
 from seko_export.checkpoints.errors import NotACheckpointError, WeightKeysError
+from seko_export.checkpoints.random import random_weight
 from seko_export.errors import UsageError
 from seko_export.media.load import load_vae, vae_weights
 from seko_export.media.taehv.config import TaehvConfig
-from seko_export.media.taehv.modules import cache_shapes
-from seko_export.media.taehv.vae import VAE
+from seko_export.media.taehv.modules import TinyEncode, cache_shapes, encoder_cache_shapes
+from seko_export.media.taehv.vae import VAE, encoder_shapes
 from seko_export.media.vaes import vae_config_of, vae_of, vae_of_kind
 from seko_export.media.wan_vae.config import LATENTS_MEAN, LATENTS_STD, VAE_PRESETS
 from tests.export.taehv_oracle import Oracle, Weights, ours, random_weights, streamed
 from tests.support.tolerances import VAE as VAE_BOUND
-from tests.truth.naive_taehv import SUPER, TINY, decoded
+from tests.support.tolerances import relative_error
+from tests.truth.naive_taehv import SUPER, TINY, decoded, encoded
 
 TAE_2_1 = TaehvConfig(16, (8, 6, 4, 4))
 TAE_2_2 = TaehvConfig(48, (8, 6, 4, 4), 2)
@@ -122,7 +125,9 @@ def test_a_random_file_has_the_published_names_and_tells_its_sizes(name: str, tm
     assert vae_of(config) is VAE
     checkpoint = load_vae(file, config)
     published = {"taew2_1": 9.84, "taew2_2": 9.92, "taew2_2_super": 18.99}[preset.replace("light", "")]
-    assert round(sum(tensor.numel() for _, tensor in checkpoint.items()) / 1e6, 2) == published
+    decoding = sum(tensor.numel() for key, tensor in checkpoint.items() if key.startswith("decoder."))
+    assert round(decoding / 1e6, 2) == published
+    assert config.encodes_video == ("super" not in preset)
     assert make_checkpoint(["--vae", preset, "-o", str(file)]) == 2
 
 
@@ -188,3 +193,83 @@ def test_other_tiny_decoders_are_refused(tmp_path: Path) -> None:
 def test_sizes_that_contradict_each_other_are_refused(sizes: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         replace(TAE_2_1, **sizes)  # type: ignore[arg-type]
+
+
+# -- the encoder ----------------------------------------------------------------------------------------------------
+
+
+def encoder_weights(config: TaehvConfig) -> Weights:
+    return {
+        name: random_weight(name, shape, seed=1, dtype=torch.float64, spread=tiny_spread)
+        for name, shape in encoder_shapes(config).items()
+    }
+
+
+def encoder(config: TaehvConfig, weights: Weights, *, first: bool, dtype: torch.dtype) -> TinyEncode:
+    made = TinyEncode(config, first=first, dtype=dtype)
+    left = made.load_state_dict(dict(weights), strict=False)
+    assert not left.unexpected_keys
+    return made.eval().requires_grad_(False)
+
+
+def some_video(config: TaehvConfig) -> Tensor:
+    """A video of all latent frames, [T, H, W, 3] uint8, in front of it three frames that nothing reads."""
+    side = config.spatial_stride
+    shape = (4 * sum(CUT), 3 * side, 5 * side, 3)
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(2), dtype=torch.uint8)
+
+
+def stream_encoded(config: TaehvConfig, weights: Weights, dtype: torch.dtype, cut: tuple[int, ...]) -> Tensor:
+    done, caches = [], ()
+    for call, frames in enumerate(some_video(config).split([4 * part for part in cut])):
+        latents, *kept = encoder(config, weights, first=not call, dtype=dtype)(frames, *caches)
+        done.append(latents)
+        caches = tuple(kept)
+        assert [tuple(cache.shape) for cache in caches] == encoder_cache_shapes(config, 3, 5)
+    return torch.cat(done, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("config", [TAE_2_1, TAE_2_2])
+def test_a_video_in_calls_is_encoded_as_the_naive_clip(
+    config: TaehvConfig, dtype: torch.dtype, worst
+) -> None:
+    """The first latent frame stands for one video frame, which the encoder sees four times."""
+    config = replace(config, encoder_width=8)
+    weights, video = encoder_weights(config), some_video(config).permute(0, 3, 1, 2) / 255.0
+    whole = torch.cat((video[3:4].expand(3, -1, -1, -1), video[3:]))
+    expected = encoded(weights, whole, config.patch_size)
+    for cut in (CUT, (6,), (1, 1, 1, 1, 1, 1)):
+        error = relative_error(stream_encoded(config, weights, dtype, cut), expected)
+        worst(f"tiny encoder, {dtype}", error)
+        assert error <= VAE_BOUND[dtype if dtype is torch.float32 else torch.float32], cut
+    assert torch.equal(
+        stream_encoded(config, weights, dtype, (2, 4)), stream_encoded(config, weights, dtype, (2, 4))
+    )
+
+
+def test_lighttaes_encoder_gives_normalised_latents() -> None:
+    config = replace(TAE_2_1, encoder_width=8)
+    weights = encoder_weights(config)
+    plain = stream_encoded(config, weights, torch.float64, CUT)
+    light = replace(config, latents_mean=LATENTS_MEAN, latents_std=LATENTS_STD)
+    statistics = {
+        "latents_mean": torch.tensor(LATENTS_MEAN, dtype=torch.float64),
+        "latents_std": torch.tensor(LATENTS_STD, dtype=torch.float64),
+    }
+    mean, std = (value.view(-1, 1, 1, 1) for value in statistics.values())
+    made = stream_encoded(light, {**weights, **statistics}, torch.float64, CUT)
+    torch.testing.assert_close(made, (plain - mean) / std, rtol=1e-9, atol=1e-9)
+
+
+def test_a_file_whose_encoder_is_another_one_only_decodes(tmp_path: Path) -> None:
+    other = written(tmp_path / "taew2_1.safetensors", TAE_2_1)  # with one key of an encoder
+    assert not vae_config_of(other).encodes_video  # type: ignore[union-attr]
+    whole = replace(TAE_2_1, encoder_width=8)
+    state = {**random_weights(TAE_2_1), **encoder_weights(whole)}
+    save_file({name: value.float() for name, value in state.items()}, tmp_path / "whole.safetensors")
+    assert vae_config_of(tmp_path / "whole.safetensors") == whole
+    checkpoint = load_vae(tmp_path / "whole.safetensors", whole)
+    assert torch.equal(checkpoint["encoder.7.conv.weight"], state["encoder.7.conv.weight"].float())
+    with pytest.raises(UsageError, match="a whole VAE"):
+        VAE.video_encoder(whole, first=True, frames=1, dtype=torch.float32, normalised=False)

@@ -24,6 +24,7 @@ from seko_export.errors import UsageError
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.registry import graph_of
 from seko_export.media.sources import MediaSources
+from seko_export.media.taehv.config import TaehvConfig
 from seko_export.options.declaration import BuildOptions
 from seko_export.video.plan.predict import PlanRequest, predict
 from seko_runtime import open_artifact
@@ -157,6 +158,17 @@ def test_an_input_video_needs_an_encoder(bad: VideoConfig, words: str) -> None:
         return
     with pytest.raises(UsageError, match=words):
         graph_of(config)
+
+
+def test_a_whole_vae_encodes_before_a_tiny_one() -> None:
+    tiny = TaehvConfig(16, (8, 6, 4, 4), encoder_width=8)
+    whole = replace(VAE, base_dim=8)
+    for vaes, prefix in (({"vae": tiny}, "vae."), ({"vae": tiny, "vae_encoder": whole}, "vae_encoder.")):
+        pieces = graph_of(replace(CONFIG, workload=replace(CONFIG.workload, **vaes))).pieces
+        assert {pieces[name].prefix for name in ("video_encode_first", "video_encode")} == {prefix}
+    decoder = replace(CONFIG.workload, vae=replace(tiny, encoder_width=0))
+    with pytest.raises(UsageError, match=r"tiny decoder \(TAEHV\).* encodes no video"):
+        graph_of(replace(CONFIG, workload=decoder))
 
 
 @pytest.mark.parametrize(

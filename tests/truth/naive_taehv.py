@@ -1,4 +1,4 @@
-"""A tiny decoder one frame at a time, in float64: what TAEHV's authors wrote, as plain functions of a file's tensors.
+"""A tiny decoder and the encoder beside it, a frame at a time, in float64: what TAEHV's authors wrote, as functions.
 
 Shares no code with the exporter. Source: github.com/madebyollin/taehv.
 """
@@ -87,3 +87,43 @@ def _super_block(own: Mapping[str, Tensor], both: Tensor) -> Tensor:
 def _of_layer(weights: Mapping[str, Tensor], at: int) -> dict[str, Tensor]:
     prefix = f"decoder.{at}."
     return {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+
+
+ENCODER = (
+    "conv relu pool2 halve block block block pool2 halve block block block pool1 halve block block block conv"
+)
+
+
+def encoded(weights: Mapping[str, Tensor], frames: Tensor, patch: int) -> Tensor:
+    """Latents [z, F, h, w] of a whole clip [4F, 3, H, W] of levels 0..1, one frame after another; each pooling layer
+    waits for as many frames as it makes one of."""
+    names = ENCODER.split()
+    pasts: dict[int, Tensor] = {}
+    waiting: dict[int, list[Tensor]] = {}
+    made = []
+    for frame in F.pixel_unshuffle(frames.double(), patch):
+        x: Tensor | None = frame[None]
+        for at, name in enumerate(names):
+            own = {
+                key.removeprefix(f"encoder.{at}."): value.double()
+                for key, value in weights.items()
+                if key.startswith(f"encoder.{at}.")
+            }
+            assert x is not None
+            if name.startswith("pool"):
+                waiting.setdefault(at, []).append(x)
+                if len(waiting[at]) < int(name.removeprefix("pool")):
+                    x = None
+                    break
+                x = F.conv2d(torch.cat(waiting.pop(at), 1), own["conv.weight"])
+            elif name == "halve":
+                x = F.conv2d(x, own["weight"], stride=2, padding=1)
+            elif name == "block":
+                both = torch.cat((x, pasts.get(at, torch.zeros_like(x))), 1)
+                pasts[at] = x
+                x = torch.relu(_block(own, both) + x)
+            else:
+                x = _plain(name, own, x)
+        if x is not None:
+            made.append(x[0])
+    return torch.stack(made, 1)

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scripts.random_vae import tiny_spread
+from seko_export.checkpoints.random import random_weight
 from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
@@ -19,6 +21,8 @@ from seko_export.config.video import VideoBuild
 from seko_export.families.base import MediaTensors
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.registry import graph_of
+from seko_export.media.taehv.config import TaehvConfig
+from seko_export.media.taehv.vae import decoder_shapes, encoder_shapes
 from seko_export.media.wan_vae.keys import vae_diffusers_names
 from seko_export.media.wan_vae.modules import VaeTensors
 from tests.export.vae_oracle import SMALL, VaeOracle
@@ -27,6 +31,7 @@ from tests.support.stacked import eager_session
 from tests.support.tolerances import STREAM, VAE, relative_error
 from tests.truth.eager_stream import random_text, random_wan_weights, small_config
 from tests.truth.naive_loop import NaiveLoop
+from tests.truth.naive_taehv import encoded as naive_encoded
 from tests.truth.test_chunk_passes import described
 
 SEED, LEVELS = 5, 255
@@ -184,6 +189,29 @@ def test_rows_of_a_pool_are_at_chunks_and_strengths_of_their_own(oracle, tmp_pat
     assert all(np.array_equal(*pair) for pair in zip(made, alone[0.7][:5], strict=True))
     assert np.array_equal(pairs[0][1], alone[0.4][0])
     assert np.array_equal(anew, alone[0.4][0])
+
+
+def test_a_tiny_codec_encodes_the_video_alone(worst):
+    """Without a whole VAE; strength 0 leaves what its encoder makes of the whole video, one frame after another."""
+    tiny = TaehvConfig(16, (8, 6, 4, 4), encoder_width=8)
+    config = config_of(strength=0.0).changed(vae=tiny)
+    shapes = {**decoder_shapes(tiny), **encoder_shapes(tiny)}
+    codec = {
+        name: random_weight(name, shape, seed=3, dtype=torch.float32, spread=tiny_spread)
+        for name, shape in shapes.items()
+    }
+    wan, text = random_wan_weights(config.model), random_text(config.model, 1)
+    weights = dict(model_weights(graph_of(config).pieces, wan, MediaTensors(vae=codec)))
+    weights |= config.workload.schedule.tables(config.as_batch.workload.stream)
+    video = video_of(config.workload.stream, 3)
+    whole = torch.from_numpy(np.concatenate((video[:1].repeat(3, 0), video))).permute(0, 3, 1, 2) / LEVELS
+    expected = naive_encoded(codec, whole, 1)
+    with eager_session(config, weights, text, [SEED]) as session:
+        chunks = [session.run_chunk(inputs_of(own, 0.0)) for own in cut(video, config.workload.stream)]
+        made = torch.from_numpy(chunks[-1].to_host())[0]
+    error = relative_error(made, expected[:, -config.workload.stream.chunk_frames :])
+    worst("strength 0, tiny codec", error)
+    assert error <= VAE[torch.float32]
 
 
 # -- StreamDiffusionV2 --------------------------------------------------------------------------------------------

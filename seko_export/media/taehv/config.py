@@ -27,6 +27,8 @@ class TaehvConfig(VaeConfig):
         Side, in pixels, of the square that the last convolution makes for each of its output positions.
     is_super : bool
         Whether the blocks are the larger blocks of TAEHV's super variant.
+    encoder_width : int
+        Number of channels of the encoder in the file, which encodes video and no single pictures; 0 without one.
     latents_mean, latents_std : tuple of float
         Statistics of each latent channel, if the decoder takes unnormalised latents z, as LightTAE does. A diffusion
         model's latents are (z - mean) / std. Empty: the decoder takes the diffusion model's latents, as TAEHV does.
@@ -44,11 +46,12 @@ class TaehvConfig(VaeConfig):
     widths: tuple[int, ...] = TINY_WIDTHS
     patch_size: int = 1
     is_super: bool = False
+    encoder_width: int = 0
     latents_mean: tuple[float, ...] = ()
     latents_std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if min(self.z_dim, self.patch_size, *self.widths) < 1:
+        if min(self.z_dim, self.patch_size, *self.widths) < 1 or self.encoder_width < 0:
             raise UsageError("a size of the tiny decoder is below 1")
         if len(self.widths) != STAGES + 1:
             raise UsageError(f"a tiny decoder has {STAGES + 1} widths, got {self.widths}")
@@ -62,6 +65,11 @@ class TaehvConfig(VaeConfig):
         family, scale = ("LightTAE", "unnormalised") if self.latents_std else ("TAEHV", "normalised")
         variant = ", super" if self.is_super else ""
         return f"tiny decoder ({family}{variant}) of {self.z_dim} latent channels, {scale}"
+
+    @property
+    def encodes_video(self) -> bool:
+        """Whether the file has an encoder, for video."""
+        return self.encoder_width > 0
 
     @property
     def latent_channels(self) -> int:

@@ -1,4 +1,4 @@
-"""The tiny decoders as a stream of pure calls, one row at a time.
+"""The tiny decoders, and the encoder beside them, as a stream of pure calls, one row at a time.
 
 For each frame, a block of a tiny decoder reads its input for this frame and its input for the frame before. The last
 input of each block is therefore kept as a cache. These nine caches are the whole state of a stream between two calls of
@@ -25,6 +25,11 @@ from seko_export.media.taehv.config import BLOCKS, STAGES, TaehvConfig
 from seko_runtime.video.contract import PICTURE_CHANNELS
 
 GROWTH = (1, 2, 2)  # frames that each stage makes of one
+POOLED = (2, 2, 1)  # frames of which each stage of the encoder makes one
+_ENCODER_STARTS, _ENCODER_LAST = (
+    (2, 7, 12),
+    "17",
+)  # numbers of the encoder's stages, and of its last convolution
 _TAEHV_STARTS, _SUPER_STARTS, _LAST = (3, 9, 15), (1, 8, 15), "22"  # numbers of the stages' first blocks
 _LIMIT = 3.0  # of the latents, which a tanh bends towards it
 _LEVELS = 255
@@ -258,6 +263,97 @@ class SuperDecode(TinyDecode):
         return y
 
 
+class Pool(nn.Module):
+    """Makes one frame out of ``pooled`` frames."""
+
+    def __init__(self, channels: int, pooled: int) -> None:
+        super().__init__()
+        self.pooled = pooled
+        self.conv = nn.Conv2d(pooled * channels, channels, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the frames [N / pooled, C, H, W] that are made from ``x`` [N, C, H, W]."""
+        y: Tensor = self.conv(x.unflatten(0, (-1, self.pooled)).flatten(1, 2))
+        return y
+
+
+class TinyEncode(nn.Module):
+    """The encoder in the file of TAEHV and LightTAE, for one row's chunk of a video.
+
+    The encoder makes one latent frame of four frames. As the first latent frame of a stream stands for one video frame,
+    the first call repeats this frame three times in front.
+
+    Parameters
+    ----------
+    config : TaehvConfig
+        Dimensions of the file.
+    first : bool
+        Whether the call is the first of a stream, which takes no caches.
+    dtype : torch.dtype
+        Dtype of weights and caches.
+    """
+
+    latents_mean: nn.Parameter
+    latents_std: nn.Parameter
+
+    def __init__(self, config: TaehvConfig, *, first: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config, self.first, self.dtype = config, first, dtype
+        n = config.encoder_width
+        layers: dict[str, nn.Module] = {"0": _conv3(PICTURE_CHANNELS * config.patch_size**2, n)}
+        for start, pooled in zip(_ENCODER_STARTS, POOLED, strict=True):
+            layers[str(start)] = Pool(n, pooled)
+            layers[str(start + 1)] = nn.Conv2d(n, n, 3, stride=2, padding=1, bias=False)
+            layers |= {str(start + 2 + block): Block(n) for block in range(BLOCKS)}
+        layers[_ENCODER_LAST] = _conv3(n, config.z_dim)
+        self.encoder = nn.ModuleDict(layers).to(dtype)
+        for name, values in latent_statistics(config, dtype).items():
+            self.register_parameter(name, nn.Parameter(values))
+
+    def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+        """Encode one chunk of one row.
+
+        Parameters
+        ----------
+        video : Tensor
+            Video frames, [T, H, W, 3] uint8: red, green, blue. The first chunk of a stream does not read the first
+            three of them.
+        *caches : Tensor
+            The caches that the previous call returned, [1, rows, columns, channels] each, in the weights' dtype. The
+            first call of a stream takes no caches.
+
+        Returns
+        -------
+        latents : Tensor
+            Latents, [z, F, h, w] float32 or wider, normalised for the diffusion model.
+        *caches : Tensor
+            The caches for the next call, in new memory.
+
+        Raises
+        ------
+        ValueError
+            If the number of caches is wrong for this call.
+        """
+        expected = 0 if self.first else STAGES * BLOCKS
+        if len(caches) != expected:
+            raise ValueError(f"the tiny encoder got {len(caches)} caches, expected {expected}")
+        wide, memory = torch.promote_types(self.dtype, torch.float32), Memory(None if self.first else caches)
+        x = video.permute(0, 3, 1, 2).to(wide) / _LEVELS
+        if self.first:
+            lacking = self.config.temporal_stride - 1
+            x = torch.cat((x[lacking : lacking + 1].expand(lacking, -1, -1, -1), x[lacking:]))
+        x = F.pixel_unshuffle(x, self.config.patch_size)
+        x = F.relu(self.encoder["0"](_images(x, self.dtype)))
+        for start in _ENCODER_STARTS:
+            x = self.encoder[str(start + 1)](self.encoder[str(start)](x))
+            for block in range(BLOCKS):
+                x = self.encoder[str(start + 2 + block)](x, memory)
+        latents = self.encoder[_ENCODER_LAST](x).to(wide)
+        if self.config.latents_std:
+            latents = (latents - self.latents_mean.view(-1, 1, 1)) / self.latents_std.view(-1, 1, 1)
+        return (latents.transpose(0, 1).contiguous(), *memory.kept)
+
+
 def decoder_of(config: TaehvConfig, *, first: bool, dtype: torch.dtype) -> TinyDecode:
     """Return the decoder of a config."""
     return (SuperDecode if config.is_super else TaehvDecode)(config, first=first, dtype=dtype)
@@ -283,6 +379,12 @@ def cache_shapes(config: TaehvConfig, h: int, w: int) -> list[tuple[int, ...]]:
         for stage, channels in enumerate(config.widths[:STAGES])
         for _ in range(BLOCKS)
     ]
+
+
+def encoder_cache_shapes(config: TaehvConfig, h: int, w: int) -> list[tuple[int, ...]]:
+    """Return the shape of each cache of the encoder, [1, rows, columns, channels], for latents of h x w cells."""
+    halvings = range(STAGES - 1, -1, -1)
+    return [(1, h << stage, w << stage, config.encoder_width) for stage in halvings for _ in range(BLOCKS)]
 
 
 def _conv3(channels_in: int, channels_out: int, *, bias: bool = True) -> nn.Conv2d:

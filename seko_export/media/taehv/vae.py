@@ -16,8 +16,16 @@ from seko_export.checkpoints.keycheck import compare_keys
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
 from seko_export.engines.weight_source import WeightSource
+from seko_export.errors import UsageError
 from seko_export.media.taehv.config import SUPER_WIDTHS, TaehvConfig
-from seko_export.media.taehv.modules import TinyDecode, cache_shapes, decoder_of, latent_statistics
+from seko_export.media.taehv.modules import (
+    TinyDecode,
+    TinyEncode,
+    cache_shapes,
+    decoder_of,
+    encoder_cache_shapes,
+    latent_statistics,
+)
 from seko_export.media.vae import Vae
 from seko_export.media.wan_vae.config import VAE_PRESETS
 from seko_runtime.video.contract import PICTURE_CHANNELS
@@ -26,13 +34,14 @@ TAEHV, LIGHTTAE = "taehv", "lighttae"
 _SIGN = "decoder.{}.conv.0.weight"  # a block's first convolution, 3: of the super variant, too
 _WIDTHS = ("decoder.1.weight", "decoder.8.weight", "decoder.14.weight", "decoder.20.weight")
 _SUPER_WIDTHS = ("decoder.0.weight", "decoder.4.weight", "decoder.11.weight", "decoder.18.weight")
-_LAST = "decoder.22.weight"
+_LAST, _ENTERS = "decoder.22.weight", "encoder.0.weight"
 _GROWN = (".7.", ".13.", ".19."), (".7.", ".14.", ".21.")  # in the keys of layers that make frames
+_ENCODER_WIDTH = 64  # of published files
 _PATCHES = {16: 1, 48: 2}  # by latent channels: of Wan 2.1, of Wan 2.2
 
 
 def _preset(z_dim: int, *, light: bool = False, is_super: bool = False) -> TaehvConfig:
-    config = TaehvConfig(z_dim, patch_size=_PATCHES[z_dim])
+    config = TaehvConfig(z_dim, patch_size=_PATCHES[z_dim], encoder_width=0 if is_super else _ENCODER_WIDTH)
     config = replace(config, widths=SUPER_WIDTHS, is_super=True) if is_super else config
     return _light(config) if light else config
 
@@ -78,6 +87,10 @@ class Taehv(Vae[TaehvConfig]):
             )
         widths = (size(enter), *(size(key) // (4 if is_super else 1) for key in others))
         config = TaehvConfig(z_dim, widths, patch, is_super)
+        stored = {key: shape for key, shape in shapes.items() if key.startswith("encoder.")}
+        with_encoder = replace(config, encoder_width=shapes.get(_ENTERS, (0,))[0])
+        if not is_super and with_encoder.encodes_video and stored == encoder_shapes(with_encoder):
+            config = with_encoder  # another one, as of the super variant, is passed over
         return _light(config) if LIGHTTAE in path.name.lower() else config
 
     def config(self, config_json: Mapping[str, Any], where: str) -> TaehvConfig | None:
@@ -93,13 +106,13 @@ class Taehv(Vae[TaehvConfig]):
     def match(
         self, path: Path, opened: OpenedFiles, config: TaehvConfig, half: str
     ) -> tuple[str, Mapping[str, TensorSource]]:
-        """Return the format's name and the decoder's tensors. The encoder in the file of a tiny decoder is not read.
+        """Return the format's name and the tensors of the decoder and, of a file with a known one, of the encoder.
 
         The stored weight of a layer that makes frames may have rows for more frames than the layer makes; the layer
         uses the last rows.
         """
         del half
-        shapes = decoder_shapes(config)
+        shapes = decoder_shapes(config) | (encoder_shapes(config) if config.encodes_video else {})
         sources = tuple(
             _last_rows(source, shapes[source.key][0])
             if source.key in shapes and any(part in source.key for part in _GROWN[config.is_super])
@@ -111,7 +124,11 @@ class Taehv(Vae[TaehvConfig]):
             replace(opened, sources=sources),
             Naming("taehv", str, str),
             shapes,
-            passed_over=[source.key for source in sources if source.key.startswith("encoder.")],
+            passed_over=[
+                source.key
+                for source in sources
+                if source.key.startswith("encoder.") and not config.encodes_video
+            ],
         )
 
     def weights(self, checkpoint: WeightSource, config: TaehvConfig) -> WeightSource:
@@ -123,6 +140,22 @@ class Taehv(Vae[TaehvConfig]):
         del frames
         return decoder_of(config, first=first, dtype=dtype)
 
+    def video_encoder(
+        self, config: TaehvConfig, *, first: bool, frames: int, dtype: torch.dtype, normalised: bool = True
+    ) -> TinyEncode:
+        """Return the module that encodes one chunk of a video; UsageError for latents that are not normalised."""
+        del frames
+        if not normalised:
+            raise UsageError(
+                f"a {config.title} gives normalised latents, and this model takes others; give --vae-encoder, a whole "
+                "VAE"
+            )
+        return TinyEncode(config, first=first, dtype=dtype)
+
+    def encoder_cache_shapes(self, config: TaehvConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
+        """Return the shape of each cache of the encoder."""
+        return encoder_cache_shapes(config, rows, columns)
+
     def cache_shapes(self, config: TaehvConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
         """Return the shape of each cache of one session's decoder."""
         return cache_shapes(config, rows, columns)
@@ -132,6 +165,14 @@ def decoder_shapes(config: TaehvConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the decoder in a file, by its name."""
     with torch.device("meta"):
         parameters = decoder_of(config, first=True, dtype=torch.float32).named_parameters()
+    statistics = latent_statistics(config, torch.float32)
+    return {name: tuple(value.shape) for name, value in parameters if name not in statistics}
+
+
+def encoder_shapes(config: TaehvConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of the encoder in a file, by its name."""
+    with torch.device("meta"):
+        parameters = TinyEncode(config, first=True, dtype=torch.float32).named_parameters()
     statistics = latent_statistics(config, torch.float32)
     return {name: tuple(value.shape) for name, value in parameters if name not in statistics}
 

@@ -90,7 +90,6 @@ class WanVaeConfig(VaeConfig):
     kind: ClassVar[str] = "wan_vae"
     shares_rows: ClassVar[bool] = True
     encodes_on: ClassVar[bool] = True
-    encodes_video: ClassVar[bool] = True
 
     base_dim: int = 96
     z_dim: int = 16
@@ -168,6 +167,11 @@ class WanVaeConfig(VaeConfig):
         """Name of the VAE in words."""
         convolutions = ", fp8 convolutions" if self.fp8 else ""
         return f"Wan {'2.2' if self.is_residual else '2.1'} VAE of base_dim {self.base_dim}{convolutions}"
+
+    @property
+    def encodes_video(self) -> bool:
+        """Whether the VAE can encode a video chunk by chunk."""
+        return True
 
     @property
     def computes_fp8(self) -> bool:
