@@ -215,6 +215,21 @@ def test_a_sentence_that_the_server_did_not_get_is_sent_again(start: Starter, ap
     assert [control.fields.get("text") for control in applied] == ["b"]
 
 
+def test_a_key_whose_answer_was_lost_with_the_connection_is_not_measured(start: Starter) -> None:
+    with open_page(f"{start(world_opener).url}/") as page:
+        page.value(COUNT_SOCKETS)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value(
+            "document.dispatchEvent(new KeyboardEvent('keydown', {code: 'KeyW'})), sockets.at(-1).close(), true"
+        )
+        stood = page.value(FRAMES)
+        page.until(f"sockets.length > 1 && {FRAMES} > {stood} + 30")
+        assert page.value("document.getElementById('reaction').textContent") == "\N{EN DASH}"
+        page.key("KeyA", down=True)
+        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+
+
 def test_what_is_written_while_the_connection_of_a_page_that_speaks_is_lost_is_said_later(
     start: Starter,
 ) -> None:

@@ -1,5 +1,5 @@
 // What lies over the picture: controls that fade while nobody does anything, sheets that open, the full screen.
-import { find } from "./frame.js";
+import { face, find } from "./frame.js";
 
 const IDLE_MS = 3500, FIRST_MS = 10_000; // who has just come may read first
 
@@ -33,6 +33,14 @@ export class Stage {
     };
     for (const button of document.querySelectorAll("[aria-controls][aria-expanded]")) {
       button.addEventListener("click", () => this.toggle(button));
+    }
+    for (const sheet of document.querySelectorAll(".sheet")) {
+      const close = find("full").cloneNode(true);
+      close.removeAttribute("id");
+      face(close, "close", "Close");
+      close.hidden = false;
+      close.onclick = () => this.closeSheets();
+      sheet.append(close);
     }
     if (find("measures")) {
       find("measures").onclick = () => {

@@ -13,6 +13,7 @@ import { Webcam } from "./webcam.js";
 import { PictureWell } from "./wells.js";
 
 const FIGURES_MS = 2000; // over which frames a second are counted; a video without a frame for so long is not live
+const STILL_MS = 3500; // without a frame: what is only slow goes on meanwhile
 const MEASURE_MS = 500;
 const AMOUNTS = { fade: 4, mix: 50 }; // seconds, percent
 const RUNNING = ["pause", "restart", "record", "stop"]; // buttons of a session
@@ -64,7 +65,7 @@ function showRunning(now) {
   find("microphone").hidden = !now || !navigator.mediaDevices || sounding()?.speakers !== 1;
   find("webcam").hidden = !filmed() || !navigator.mediaDevices;
   find("strength-box").hidden = !filmed();
-  find("pad").hidden = !keyed();
+  find("pad").hidden = !now || !keyed();
   find("share").hidden = !now || Boolean(connection.elsewhere); // a gateway gives no links
 }
 
@@ -142,10 +143,13 @@ function measure() {
     say("Going on", "wait");
     unblock();
   } else {
-    const still = lastPainted ? Math.round((now - lastPainted) / 1000) : 0;
+    const still = lastPainted ? now - lastPainted : 0;
     say(still ? "The picture stands still" : "The first picture is made", "wait");
-    block(still ? `The picture stands still: nothing new for ${still} s` : "The first picture is made",
-      still ? { "Connect again": () => connection?.reconnect() } : {}, "wait");
+    if (!still) block("The first picture is made", {}, "wait");
+    else if (still > STILL_MS) {
+      block(`The picture stands still: nothing new for ${Math.floor(still / 1000)} s`,
+        { "Connect again": () => connection?.reconnect() }, "wait");
+    }
   }
 }
 setInterval(measure, MEASURE_MS);
@@ -666,7 +670,7 @@ find("share").onclick = () => attempted(async () => {
 find("link-copy").onclick = async () => {
   find("link-text").select();
   const copied = await navigator.clipboard?.writeText(find("link-text").value).then(() => true, () => false);
-  find("link-copy").textContent = copied ? "Copied" : "Press Ctrl+C";
+  find("link-copy").textContent = copied ? "Copied" : "Copy by hand";
 };
 
 find("timeline-save").onclick = () => save(new Blob([timeline.text()], { type: "application/jsonl" }), "seko.jsonl");
