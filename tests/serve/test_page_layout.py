@@ -8,7 +8,7 @@ from .browser import Page, browser_path, open_page
 from .conftest import Starter, toy_opener
 from .test_page import FRAMES, begin
 from .test_speech import opener as speech_opener
-from .toys import game_opener, shown_opener
+from .toys import film_opener, game_opener, shown_opener
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 SIZES = [(1280, 800), (390, 844), (844, 390)]
@@ -88,6 +88,26 @@ def test_all_of_a_video_page_is_on_the_screen_and_nothing_lies_over_another(
             assert page.value(FAULTS) == []
             page.value("document.getElementById('record').click(), true")
         assert page.problems == []
+
+
+def test_all_of_a_page_that_takes_a_camera_is_on_the_screen(start: Starter) -> None:
+    fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+    with open_page(f"{start(film_opener).url}/", *fake) as page:
+        page.until("document.getElementById('state').textContent === 'Ready'")
+        for size in SIZES:
+            page.resize(*size)
+            assert page.value(FAULTS) == []
+        page.value("document.getElementById('webcam').click(), true")
+        page.until("document.getElementById('webcam').getAttribute('aria-pressed') === 'true'")
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('change').value = 'fade', true")
+        page.value("document.getElementById('change').dispatchEvent(new Event('change')), true")
+        for size in SIZES:
+            page.resize(*size)
+            assert page.value(FAULTS) == []
+            assert seen(page, "start")
+            assert seen(page, "strength")
 
 
 @pytest.mark.parametrize("size", SIZES)
