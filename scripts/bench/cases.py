@@ -153,6 +153,11 @@ CASES: Mapping[str, Case] = {
         WORLDS | {"preset": "matrix-game-2-universal", "parts": ("sessions",)},
         folder="matrix_game",
     ),
+    "loops": Case(
+        "context_reuse_vs_pass, v2v_fps_1p3b", "loops",
+        {"preset": "self-forcing-1.3b", "chunks": 20, "parts": ("reuse", "video_in")},
+        {"preset": "tiny", "chunks": 2},
+    ),
     # The server
     "serve": Case(
         "serve_overhead, serve_misses, serve_misses_s3, serve_encode_cores, of fewer chunks", "serve_full",

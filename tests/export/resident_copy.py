@@ -1,4 +1,4 @@
-"""An artifact whose cache is streamed, anew with its cache on the device: the manifest alone differs."""
+"""An artifact whose cache or weights are streamed, anew with them on the device: the manifest alone differs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from seko_runtime.video.manifest import parse_video_manifest
 
 
 def resident_copy(streamed: Path, output_path: Path) -> Path:
-    """Link an artifact's files into a folder, beside a manifest of the same without ``--offload-cache``.
+    """Link an artifact's files into a folder, beside a manifest of the same without ``--offload-cache``,
+    ``--offload-text`` and ``--offload-layers``.
 
     Parameters
     ----------
@@ -33,6 +34,7 @@ def resident_copy(streamed: Path, output_path: Path) -> Path:
             target.hardlink_to(path)
     manifest = parse_video_manifest((streamed / "manifest.json").read_bytes())
     buffers = tuple(replace(buffer, device_layers=0) for buffer in manifest.buffers)
-    resident = replace(manifest, buffers=buffers)
+    weights = tuple(replace(weight, on_host=False) for weight in manifest.weights)
+    resident = replace(manifest, buffers=buffers, weights=weights)
     (output_path / "manifest.json").write_bytes(manifest_json(resident))
     return output_path

@@ -1,0 +1,110 @@
+"""Other loops over the 1.3B model, at full size on one GPU, with random weights. Parts:
+
+- ``reuse``: ``context_reuse_vs_pass``: a chunk whose last denoise pass writes the cache, against one with a context
+  pass;
+- ``video_in``: ``v2v_fps_1p3b``: video frames a second of a stream that turns a film into another, with two passes, the
+  frames encoded before each chunk and decoded while the next one is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scripts.bench.counting import fill_chunks, peak_bytes
+from scripts.bench.full_model import FAST, FullModelBench, measure, steady
+from scripts.bench.rows import append_row
+from seko_export import BuildOptions
+from seko_export.config.video import VideoBuild
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.options.resolve import resolve_build
+
+BARS = {"context_reuse_vs_pass": 0.83, "v2v_fps_1p3b": 30.0}
+STRENGTH, TWO_PASSES = 0.7, (1000.0, 750.0)
+FILM_FPS = 16.0
+
+
+class Bench(FullModelBench):
+    """The options of the case."""
+
+    def config(self, **more: Any) -> VideoBuild:
+        """Return a build with an FP4 cache, fp8 matmuls and a resident window; on a CPU the plain one of a trial."""
+        fast = {**FAST, "resident_window": True} if self.on_gpu else {}
+        options = BuildOptions(preset=self.options.preset, no_vae=True, no_text=True, **fast)
+        return resolve_build(type(options)(**{**vars(options), **more})).config
+
+    def folder(self, config: VideoBuild) -> Path:
+        """Return where a build's engines lie."""
+        work = config.workload
+        kind = (
+            "video-in"
+            if work.stream.strength is not None
+            else "reuse"
+            if not work.stream.has_context
+            else "pass"
+        )
+        return self.options.work / f"{config.model.name}-{kind}"
+
+    def row(self, figure: str, config: VideoBuild, value: float, unit: str, **more: object) -> None:
+        """Append a row."""
+        s, passes = config.workload.stream, len(config.workload.schedule.timesteps)
+        cache = "fp4 cache, fp8 matmuls, resident window" if config.target.fp8 else "exact cache"
+        vae = ", Wan VAE both ways" if config.workload.vae else ""
+        shape = (
+            f"{config.model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}, ring {s.ring_frames}, "
+            f"{passes} passes, {cache}{vae}"
+        )
+        bar = BARS[figure] if self.on_gpu else None
+        kind = "uncompiled" if self.options.eager else "aoti"
+        append_row(self.options.rows, figure, shape, value, unit, bar, engines=kind, weights="random", **more)
+
+
+def reuse(bench: Bench) -> None:
+    """A chunk of latents with and without a context pass."""
+    with_pass, without = bench.config(), bench.config(context="reuse")
+    bench.compile([with_pass, without])
+    chunk_ms = {}
+    for name, config in (("pass", with_pass), ("reuse", without)):
+        with bench.opened(config) as session:
+            chunk_ms[name] = steady(session, config, bench.options.chunks)["median"]
+    bench.row(
+        "context_reuse_vs_pass", without, chunk_ms["reuse"] / chunk_ms["pass"], "chunk / with a context pass",
+        chunk_ms=chunk_ms["reuse"], pass_ms=chunk_ms["pass"],
+    )  # fmt: skip
+
+
+def video_in(bench: Bench) -> None:
+    """A steady stream over a film of noise, with every frame on the host."""
+    config = bench.config(strength=STRENGTH, timesteps=TWO_PASSES, shift=5.0)
+    config = config.changed(vae=WanVaeConfig() if bench.on_gpu else WanVaeConfig(base_dim=8))
+    bench.compile([config])
+    s = config.workload.stream
+    fill, times = fill_chunks(s), []
+    chunks = fill + bench.options.chunks
+    film = np.random.default_rng(0).integers(0, 256, (48, s.height, s.width, 3), np.uint8)
+    with bench.opened(config) as session:
+        session.controls["video_in"].take({"clip": film, "fps": FILM_FPS})
+        before = time.perf_counter()
+        for _ in session.stream(chunks=chunks):
+            now = time.perf_counter()
+            times.append(1e3 * (now - before))
+            before = now
+    chunk_ms, frames = statistics.median(times[fill:]), s.chunk_frames * s.temporal_stride
+    bench.row(
+        "v2v_fps_1p3b", config, 1e3 * frames / chunk_ms, "video frames a second, on the host", chunk_ms=chunk_ms,
+        peak_bytes=peak_bytes(),
+    )  # fmt: skip
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {part.__name__: part for part in (reuse, video_in)}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure the parts of the case; return the exit code."""
+    return measure(Bench(options), PARTS)
