@@ -21,6 +21,7 @@ from seko_runtime.host.faults import fault_text
 MAX_EVENT_BYTES = 64 << 20  # of a file of events
 # What a recording says of its session's beginning, by the arguments of `open_session`.
 OPENING = ("seed", "prompt", "text", "image", "conditioning_latents", "reference", "inputs")
+CHUNK_INPUTS = "chunk_inputs"  # of an entry: inputs that the next chunk alone was given
 # Changes of a session that a recording has beside events, by the names of the session's methods.
 CHANGES: Mapping[str, str] = {
     "prompt": "set_prompt",
@@ -140,7 +141,8 @@ class Entry:
     chunk : int
         Number of chunks that the session had made since the recording began.
     what : str
-        What happened: ``event``, of a control; or the name of a change of the session, one of `CHANGES`.
+        What happened: ``event``, of a control; `CHUNK_INPUTS`; or the name of a change of the session, one of
+        `CHANGES`.
     event : mapping
         The event, or the arguments of the change.
     control : str
@@ -160,7 +162,7 @@ class Entry:
 
 class Recording:
     """What happened to a session from its beginning on. Replayed on a session of the same artifact, opened with
-    `Entry.opening`, it gives the same bytes, unless a chunk was given inputs of its own.
+    `Entry.opening`, it gives the same bytes.
 
     Parameters
     ----------
@@ -232,12 +234,12 @@ def read_recording(path: Path, option: str) -> list[Entry]:
 def _entry_of(table: object) -> Entry:
     if not isinstance(table, Mapping):
         raise UsageError(f"found {shown(table)}, expected an object")
-    what = next((name for name in ("begin", "event", *CHANGES, "end") if name in table), None)
+    what = next((name for name in ("begin", "event", CHUNK_INPUTS, *CHANGES, "end") if name in table), None)
     control = table.get("control", "")
     if what is None or set(table) - {"chunk", "control", what} or (what == "event") != bool(control):
         raise UsageError(
             f"found the fields {shown(sorted(map(str, table)))}, expected chunk, and event with control, or one of "
-            f"begin, {', '.join(CHANGES)}, end"
+            f"begin, {CHUNK_INPUTS}, {', '.join(CHANGES)}, end"
         )
     if not isinstance(table[what], Mapping) or not isinstance(control, str):
         raise UsageError(f"{what} is {shown(table[what])}, expected an object")

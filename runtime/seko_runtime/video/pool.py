@@ -177,7 +177,7 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
     def _inputs_of(self, sessions: Sequence[Session], inputs: Any) -> list[Inputs | None]:
         given = [None] * len(sessions) if inputs is None else inputs
         check_call(sessions, given)
-        return [session.controls.inputs(own) for session, own in zip(sessions, given, strict=True)]
+        return [session.chunk_inputs(own) for session, own in zip(sessions, given, strict=True)]
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of the KV cache buffers to the host; waits for the last call.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import flag, iterates, mapping_of, whole_number
 from seko_runtime.controls import Controls, controls_of
-from seko_runtime.controls.recording import CHANGES, Entry, Recording
+from seko_runtime.controls.recording import CHANGES, CHUNK_INPUTS, Entry, Recording
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingResult, RowSession, SharedRows
 from seko_runtime.video.chunk import NO_VIDEO, Chunk, SessionStats
@@ -49,6 +49,9 @@ class Session(RowSession):
         self.controls = controls_of(pool._rows.manifest)
         self.beginning: Beginning | None = None  # of the stream, if it restarted now; None after a restore
         self._recording: Recording | None = None
+        # what the next chunk alone is given: as a replayed recording says, and as last asked for
+        self._replayed_inputs: Inputs | None = None
+        self._own_inputs: Inputs | None = None
 
     @property
     def controls(self) -> Controls:
@@ -64,8 +67,8 @@ class Session(RowSession):
 
     def record(self, **begin: Any) -> Recording:
         """Record what happens to the session from now on, before its first chunk: what it was opened with, pictures and
-        other arrays included, events of its controls, and changes of prompt, text, inputs and seed. Inputs that a chunk
-        alone is given are not recorded.
+        other arrays included, events of its controls, changes of prompt, text, inputs and seed, and the inputs that a
+        chunk alone was given.
 
         Parameters
         ----------
@@ -105,6 +108,8 @@ class Session(RowSession):
         elif entry.what == "begin":
             if "controls" in entry.event:  # else as a session begins
                 self._controls.load(entry.event["controls"])
+        elif entry.what == CHUNK_INPUTS:
+            self._replayed_inputs = entry.event
         elif entry.what in CHANGES:
             try:
                 getattr(self, CHANGES[entry.what])(**entry.event)
@@ -119,9 +124,18 @@ class Session(RowSession):
         if self.beginning is not None:
             self.beginning = replace(self.beginning, **changed)
 
+    def chunk_inputs(self, given: Inputs | None) -> Inputs | None:
+        """Return the inputs of the next chunk: those that are given, or that a replayed recording gave it, and for the
+        rest those of the controls."""
+        self._own_inputs = self._replayed_inputs if given is None else given
+        return self._controls.inputs(self._own_inputs)
+
     def _advance(self, result: Chunk) -> Chunk:
         if self._recording is not None:
+            if self._own_inputs:
+                self._recording.note(CHUNK_INPUTS, self._own_inputs)
             self._recording.chunks += 1
+        self._replayed_inputs = self._own_inputs = None
         heard_at = self._controls.heard_at()
         self._controls.advance()
         return result if heard_at is None else replace(result, heard_at=heard_at)
