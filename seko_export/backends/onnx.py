@@ -69,6 +69,7 @@ BACKEND = ExportBackend(
             "--layer-rings",
             "--window-positions",
             "--sink-average",
+            "--rolling",
             "--reference-frames",
             "--vae-fp8",
             "--strength",

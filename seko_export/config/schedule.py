@@ -155,6 +155,8 @@ class Schedule:
         for each pass, from which the programs read."""
         import torch
 
+        if stream.rolling:
+            return self._rolling_tables(stream)
         tables = schedule_tables(
             Passes(self.timesteps, self.own_sigmas, self.renoise_sigmas),
             self.context_timestep,
@@ -165,6 +167,38 @@ class Schedule:
             scaled=self.scaled_passes(stream),
         )
         return {name: torch.from_numpy(table) for name, table in tables.items()}
+
+    def _rolling_tables(self, stream: StreamConfig) -> dict[str, Tensor]:
+        """Return the tables of passes over several chunks. They have an entry for a pass of any later chunk, then one
+        for each pass of the first chunk, in which one chunk after the other enters the window; and in each entry a
+        number for each frame of the window, [W]."""
+        import torch
+
+        times, levels = self.first_timesteps, self.first_sigmas or sigmas_of(self.first_timesteps)
+        after, count = (*levels[1:], 0.0), len(self.first_timesteps)
+        rows: dict[str, list[list[float]]] = {
+            name: [] for name in ("timestep", "sigma", "sigma_next", "draw", "entered")
+        }
+        for newest in (count - 1, *range(count)):  # number of the window's newest chunk
+            steps = [newest - chunk for chunk in range(count)]  # passes that each chunk has behind it
+            inside = [step >= 0 for step in steps]
+            at = [max(0, step) for step in steps]
+            rows["timestep"].append([times[step] for step in at])
+            rows["sigma"].append([levels[step] for step in at])
+            rows["sigma_next"].append([after[step] for step in at])
+            rows["draw"].append([step + 1 for step in at])
+            rows["entered"].append([float(there) for there in inside])
+        whole = {"draw": torch.int64, "entered": torch.int64}
+        tables = {
+            f"rolling.{name}": torch.tensor(values, dtype=torch.float64)
+            .to(whole.get(name, torch.float32))
+            .repeat_interleave(stream.chunk_frames, 1)
+            for name, values in rows.items()
+        }
+        return tables | {
+            "schedule.first_draw": torch.zeros(1, dtype=torch.int64),
+            "schedule.context_timestep": torch.tensor([self.context_timestep]),
+        }
 
 
 def _warped(steps: tuple[float, ...], shift: float) -> tuple[float, ...]:

@@ -37,6 +37,9 @@ class StreamConfig:
     sink_average : float
         Weight, from 0 to below 1, with which the frames that a chunk evicts are averaged into the frames of the sink
         (Reward Forcing: 0.001). The average is computed in the cache's dtype. If 0, the sink stays as it was written.
+    rolling : bool
+        Whether a pass denoises several chunks, each at its own time (Rolling Forcing): as many as the schedule has
+        times for a stream's first chunk. Attention then sees ``ring_frames`` frames at most, the sink included.
     context : str
         One of `CONTEXTS`. ``pass``: a context pass writes the keys and values of the finished chunk to the cache.
         ``reuse``: there is no context pass, and those of the chunk's last denoise pass stay in the cache.
@@ -97,6 +100,7 @@ class StreamConfig:
     context: str = CONTEXT_PASS
     sink_average: float = 0.0
     motion_strength: bool = False
+    rolling: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has no tuples
@@ -152,6 +156,8 @@ class StreamConfig:
             )
         if self.sink_average:
             self._check_sink_average()
+        if self.rolling:
+            self._check_rolling()
         if self.ring_frames < self.chunk_frames:
             raise UsageError(
                 f"chunk of {self.chunk_frames} latent frames is larger than the ring of {self.ring_frames}: "
@@ -193,6 +199,27 @@ class StreamConfig:
             if given:
                 raise UsageError(
                     f"{option} is built for one cache of one ring on the device: leave out {option_of}"
+                )
+
+    def _check_rolling(self) -> None:
+        if self.sink_frames != self.chunk_frames:
+            raise UsageError(
+                f"--rolling: the sink is the stream's first chunk, so expected {self.chunk_frames} sink frames, not "
+                f"{self.sink_frames}"
+            )
+        for option, given in (
+            ("--window-positions", self.window_positions),
+            ("--reference-frames", self.reference_frames),
+            ("--layer-rings", self.layer_rings),
+            ("--pass-caches", self.pass_caches),
+            ("--offload-cache", self.offload_cache),
+            ("--sink-average", self.sink_average),
+            (f"--context {REUSE}", self.context == REUSE),
+            ("--strength", self.strength is not None),
+        ):
+            if given:
+                raise UsageError(
+                    f"{option} is built for passes over one chunk, and a pass of this model has several; leave it out"
                 )
 
     def sides_for(self, aspect: float) -> tuple[int, int]:

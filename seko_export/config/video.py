@@ -11,7 +11,7 @@ from seko_export.config.build import BuildConfig, WorkloadConfig
 from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.pool import PoolConfig, with_commas
-from seko_export.config.schedule import Schedule
+from seko_export.config.schedule import RENOISE, Schedule
 from seko_export.config.stream import LayerGroup, StreamConfig
 from seko_export.config.target import MOST_RANKS
 from seko_export.errors import UsageError
@@ -92,6 +92,8 @@ class VideoConfig(WorkloadConfig):
                 f"--strength {self.stream.strength}: the sampler {UNIPC} has weights for fixed noise levels, which a "
                 "strength scales; give --sampler renoise or euler, or leave it out"
             )
+        if self.stream.rolling:
+            self._check_rolling()
         if self.stream.offload_cache and self.pool is not None:
             raise UsageError(
                 "--offload-cache contradicts --sessions: the sessions of a pool move rows to and from the device, not "
@@ -111,6 +113,29 @@ class VideoConfig(WorkloadConfig):
                     f"the VAE's strides are {strides[0]} pixels and {strides[1]} frames, expected {expected[0]} and "
                     f"{expected[1]}, which the stream is laid out for"
                 )
+
+    def _check_rolling(self) -> None:
+        schedule, s = self.schedule, self.stream
+        times = schedule.first_timesteps
+        if (
+            len(times) < 2
+            or schedule.timesteps != times[:1]
+            or schedule.sampler != RENOISE
+            or schedule.own_sigmas
+            or schedule.renoise_sigmas
+        ):
+            raise UsageError(
+                "--rolling: --first-timesteps are the times of a pass's chunks, the newest one's first, of at least "
+                "two chunks, and --timesteps is the first of them alone; the sampler is renoise, without --sigmas "
+                f"and --renoise-sigmas. Got --first-timesteps {','.join(map(str, times))} and --timesteps "
+                f"{','.join(map(str, schedule.timesteps))}, sampler {schedule.sampler}"
+            )
+        frames = self.chunks_at_once * s.chunk_frames
+        if s.ring_frames < s.sink_frames + frames:
+            raise UsageError(
+                f"--ring-frames {s.ring_frames}: attention of a pass sees the sink and {self.chunks_at_once} chunks, "
+                f"so expected at least {s.sink_frames + frames}"
+            )
 
     @property
     def vaes(self) -> tuple[VaeConfig, ...]:
@@ -150,6 +175,11 @@ class VideoConfig(WorkloadConfig):
         return len(self.schedule.timesteps) if self.stream.pass_caches else 1
 
     @property
+    def chunks_at_once(self) -> int:
+        """Number of chunks that a pass denoises."""
+        return len(self.schedule.first_timesteps) if self.stream.rolling else 1
+
+    @property
     def call_rows(self) -> int:
         """Number of rows of the largest call."""
         return self.stream.batch if self.pool is None else self.pool.buckets[-1]
@@ -187,6 +217,8 @@ class VideoBuild(BuildConfig):
             )
         if refusal := self.no_attention(target.attention_kind):
             raise UsageError(f"--attention {target.attention}: {refusal}; take --attention torch")
+        if work.stream.rolling:
+            self._check_rolling()
         if work.stream.sink_average and self.kv.sink_tensors is None:
             raise UsageError(
                 f"--kv {work.kv_scheme}: --sink-average changes the sink by less than quantised numbers can; take an "
@@ -214,6 +246,20 @@ class VideoBuild(BuildConfig):
                     f"the {vae.title} has {vae.latent_channels} latent channels, {self.model.name!r} gives "
                     f"{self.model.out_channels}: they are not of one model"
                 )
+
+    def _check_rolling(self) -> None:
+        target, many = self.target, "passes over several chunks"
+        if self.workload.kv_scheme != self.exact_scheme:
+            raise UsageError(
+                f"--kv {self.workload.kv_scheme}: {many} are built for an exact cache; leave it out"
+            )
+        for option, given in (
+            (f"--ranks {target.ranks}", target.ranks > 1),
+            ("--fp8", target.fp8),
+            ("--kernels fused", target.fused),
+        ):
+            if given:
+                raise UsageError(f"{option}: {many} are built in plain layers on one GPU; leave it out")
 
     def _check_audio(self, audio: HubertConfig) -> None:
         heard = self.model.sound_width
@@ -400,7 +446,7 @@ class VideoBuild(BuildConfig):
             self.model.head_dim,
             self.target.dtype,
             row,
-            before_rope=s.window_positions or self.model.keys_before_rope,
+            before_rope=s.window_positions or s.rolling or self.model.keys_before_rope,
         )
 
     def device_layers(self, group: LayerGroup) -> int:

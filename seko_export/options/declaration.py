@@ -254,6 +254,12 @@ class BuildOptions:
         "stream (--stream-positions).",
         off="--stream-positions",
     )
+    rolling: bool | None = _layout(
+        "A pass denoises several chunks, each at its own time (--rolling: Rolling Forcing), or one chunk "
+        "(--one-chunk). With --rolling, --first-timesteps are the times of these chunks, and --ring-frames counts all "
+        "frames that attention sees.",
+        off="--one-chunk",
+    )
     rope_max_frames: int | None = _layout(
         "With --window-positions: RoPE counts frames from the start of the stream, but shifts frames behind the "
         "sink so that the newest frame has at most this number. 0: RoPE counts the frames in the cache."

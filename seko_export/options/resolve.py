@@ -263,7 +263,8 @@ def _fused(config: VideoBuild, options: BuildOptions) -> bool:
         can = export_backend(options.backend).capabilities
         attention = ATTENTIONS.get(options.attention)
         wanted = not can.unmeasured or (attention is not None and attention.own_kernel)
-        return config.target.device == "cuda" and config.target.ranks == 1 and can.fused_kernels and wanted
+        plain = config.target.device != "cuda" or config.target.ranks > 1 or config.workload.stream.rolling
+        return not plain and can.fused_kernels and wanted
     return options.kernels == "fused"
 
 

@@ -75,4 +75,5 @@ def schedule_table(config: VideoBuild) -> Schedule:
         first_timesteps=schedule.first_timesteps,
         first_sigmas=schedule.first_sigmas or sigmas_of(schedule.first_timesteps),
         scaled_passes=schedule.scaled_passes(config.workload.stream),
+        chunks_at_once=config.workload.chunks_at_once,
     )

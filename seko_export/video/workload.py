@@ -190,6 +190,7 @@ class VideoExport(ExportWorkload["VideoBuild"]):
             (stream.pass_caches, "--pass-caches", "caches of each pass"),
             (bool(stream.layer_rings), "--layer-rings", "layers of different rings"),
             (stream.window_positions, "--window-positions", "positions within the window"),
+            (stream.rolling, "--rolling", "passes over several chunks"),
             (bool(stream.sink_average), "--sink-average", "averaged sinks"),
             (bool(stream.reference_frames), "--reference-frames", "reference frames"),
             (vae is not None and vae.computes_fp8, "--vae-fp8", "fp8 convolutions"),

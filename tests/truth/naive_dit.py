@@ -211,7 +211,7 @@ class ShiftingDit:
             q, k = (
                 self._rms(f"{at}.self_attn.norm_{x}", self._linear(f"{at}.self_attn.{x}", y)) for x in "qk"
             )
-            if self.stream.window_positions:
+            if self.keys_before_rope:
                 k = self._heads(k)
             else:
                 q, k = self._turn(q, turns), self._turn(k, turns)
@@ -220,16 +220,7 @@ class ShiftingDit:
                 CachedFrame(frame, k[i * n : (i + 1) * n], v[i * n : (i + 1) * n])
                 for i, frame in enumerate(frames)
             ]
-            seen = self._window(self.cached[layer] + new, layer)
-            if commit:
-                self.cached[layer] = seen
-            keys = torch.cat([c.k for c in seen])
-            if self.stream.window_positions:  # where a frame stands in the list is its position
-                grid = [self._grid(place, rows, columns) for place in range(len(seen))]
-                keys = self._turn(keys.flatten(1), torch.cat(grid))
-                own = [place for place, c in enumerate(seen) if c.frame in frames]
-                q = self._turn(q, torch.cat([grid[place] for place in own]))
-            y = _attend(q, keys, torch.cat([c.v for c in seen]))
+            y = self.attended(layer, frames, q, new, (rows, columns), commit=commit)
             x = self.after_attention(layer, x + self._linear(f"{at}.self_attn.o", y) * e[2])
 
             y = _layer_norm(x, model.norm_eps) * self.wan[f"{at}.norm3.weight"] + self.wan[f"{at}.norm3.bias"]
@@ -249,6 +240,33 @@ class ShiftingDit:
         return torch.einsum("fhwpqc->cfhpwq", y).reshape(
             model.out_channels, len(frames), rows * 2, columns * 2
         )
+
+    @property
+    def keys_before_rope(self) -> bool:
+        """Whether cached keys are turned when they are read."""
+        return self.stream.window_positions
+
+    def attended(
+        self,
+        layer: int,
+        frames: Sequence[int],
+        q: Tensor,
+        new: list[CachedFrame],
+        grid: tuple[int, int],
+        *,
+        commit: bool,
+    ) -> Tensor:
+        """Return the attention [T, H*D] of a chunk's queries to the cached frames and its own."""
+        seen = self._window(self.cached[layer] + new, layer)
+        if commit:
+            self.cached[layer] = seen
+        keys = torch.cat([c.k for c in seen])
+        if self.keys_before_rope:  # where a frame stands in the list is its position
+            turns = [self._grid(place, *grid) for place in range(len(seen))]
+            keys = self._turn(keys.flatten(1), torch.cat(turns))
+            own = [place for place, c in enumerate(seen) if c.frame in frames]
+            q = self._turn(q, torch.cat([turns[place] for place in own]))
+        return _attend(q, keys, torch.cat([c.v for c in seen]))
 
     def after_attention(self, layer: int, x: Tensor) -> Tensor:
         """Return the hidden state [T, d] behind a layer's self-attention; a family may put something there."""

@@ -260,6 +260,10 @@ class RowClocks:
         """Return whether the latents of every chunk of a stream are still kept."""
         return self._ever_begun(row) <= self.kept_slots
 
+    def last_begun(self, row: int) -> int:
+        """Return the number of the last chunk that a stream has ever begun; -1 without one."""
+        return self._ever_begun(row) - 1
+
     def _ever_begun(self, row: int) -> int:
         """Number of chunks that a stream has begun, including chunks that were undone or failed."""
         return max(self._first_frames[row]) // self.ring.chunk_frames + 1

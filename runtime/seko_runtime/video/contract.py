@@ -13,7 +13,7 @@ from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import ROLES, Buffer, InputSpec
 from seko_runtime.format.program_key import ProgramKey
-from seko_runtime.video.manifest import PICTURES, SINK_AVERAGED, Stream, VideoManifest
+from seko_runtime.video.manifest import PICTURES, ROLLING_BANKS, SINK_AVERAGED, Stream, VideoManifest
 
 TEXT_BUFFER = "text.embeddings"
 TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
@@ -279,7 +279,7 @@ def _check_cache_frames(stream: Stream, batch: int, caches: Sequence[Buffer]) ->
     expected_frames = f"{pinned} frames before the ring and rings of {', '.join(map(str, sorted(rings)))}"
     frames_held: set[int] = set()
     for buffer in caches:
-        if buffer.name in (*FRONT_CACHES, SINK_AVERAGED):
+        if buffer.name in (*FRONT_CACHES, SINK_AVERAGED, ROLLING_BANKS):
             continue
         # entries of one row: tokens in buffers of layers, otherwise frames
         entries = buffer.shape[buffer.row_axis] // batch

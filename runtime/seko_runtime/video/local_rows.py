@@ -322,6 +322,10 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             raise UsageError(
                 "this artifact averages evicted chunks into its sink, where scenes would mix; restart the row instead"
             )
+        if self.manifest.workload.schedule.chunks_at_once > 1:
+            raise UsageError(
+                "this artifact denoises several chunks at once, which a cut would part; restart the row instead"
+            )
         self.streams.clocks.cut(row, whole_number(frames, "frames", 0, MAX_JUMP))
 
     @machine_faults()
@@ -354,6 +358,9 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             )
         if device.encoder is not None:
             earliest, why = chunks_made, "the encoder of its video keeps nothing"
+        if self.manifest.workload.schedule.chunks_at_once > 1 and chunk != 0:
+            earliest = max(earliest, self.streams.clocks.last_begun(row))
+            why = "the latents of later chunks, which were denoised beside it, are gone"
         if isinstance(chunk, bool) or not isinstance(chunk, int) or not earliest <= chunk <= chunks_made:
             raise UsageError(
                 f"a row that has made {chunks_made} chunks cannot step back to chunk {shown(chunk)}, expected "

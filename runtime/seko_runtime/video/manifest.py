@@ -30,6 +30,8 @@ KIND = "video"
 PICTURES = (IMAGE, PICTURE_LEVELS, LAST_PICTURE_LEVELS)  # buffers
 # cache buffer with a mark for each layer and slot, in artifacts whose sink averages evicted frames
 SINK_AVERAGED = "sink.averaged"
+# cache buffer with the latents of chunks that are not finished, in artifacts whose passes have several chunks
+ROLLING_BANKS = "rolling.banks"
 # How often an input may change. Axis 0 of an input per pass counts the denoise passes of a chunk.
 PERIODS = ("session", "prompt", "chunk", "pass")
 MAX_PIXELS = 1 << 26  # most pixels of a picture; a picture of 1280 x 720 has 921,600
@@ -81,7 +83,9 @@ class Schedule:
     ``shift`` is the warp of the timesteps, if any. A session with its own ``steps`` uses the same warp.
     ``first_timesteps`` and ``first_sigmas`` are the values of a stream's first chunk, if the first chunk has passes of
     its own. ``scaled_passes`` is the number of passes, from the first one on, whose timesteps and noise levels the
-    strength of an input video scales; 0 for an artifact that takes no video.
+    strength of an input video scales; 0 for an artifact that takes no video. ``chunks_at_once`` is
+    the number of chunks that a pass denoises, each at its own time; if it is above 1, ``first_timesteps`` are these
+    times, and a chunk is finished that many passes after it has begun.
     """
 
     denoise_passes: Annotated[int, Within(1, MAX_PASSES)]
@@ -93,6 +97,7 @@ class Schedule:
     first_timesteps: tuple[float, ...] = ()
     first_sigmas: tuple[float, ...] = ()
     scaled_passes: Annotated[int, Within(0, MAX_PASSES)] = 0
+    chunks_at_once: Annotated[int, Within(1, MAX_PASSES)] = 1
 
     @property
     def table_passes(self) -> int:
@@ -260,6 +265,8 @@ class VideoManifest(Manifest):
     @property
     def no_rebuild(self) -> str:
         """The reason why a row's cache cannot be rebuilt from its kept chunks; empty if it can."""
+        if self.workload.schedule.chunks_at_once > 1:
+            return "this artifact denoises several chunks at once, and a rebuilt cache would be of one of them alone"
         if self.averages_sink:
             return "this artifact averages chunks into its sink whose latents are no longer kept"
         if self.has_context:

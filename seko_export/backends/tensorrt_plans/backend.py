@@ -59,6 +59,7 @@ def plan_backend(library: TensorRt) -> ExportBackend:
                 "--layer-rings",
                 "--window-positions",
                 "--sink-average",
+                "--rolling",
                 "--reference-frames",
                 "--vae-fp8",
                 "--strength",

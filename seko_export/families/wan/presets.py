@@ -12,6 +12,8 @@ from seko_export.families.video import Preset
 from seko_export.families.wan_layout.recognise import USUAL_STREAM, USUAL_STREAM_2_2
 
 _NUMBERS = "that trained weights give the video of the authors' code: the numbers are read from it, no file was opened"
+# Rolling Forcing: attention sees 21 frames, the sink and the chunks of a pass among them.
+_ROLLING_STREAM = replace(USUAL_STREAM, sink_frames=3, rolling=True)
 # StreamDiffusionV2, as its fast configuration: a window of five frames, of which two stay
 _VIDEO_TO_VIDEO_STREAM = replace(
     USUAL_STREAM,
@@ -157,13 +159,21 @@ PRESETS: dict[str, Preset] = {
     ),
     "rolling-forcing-1.3b": Preset(
         _wan_1_3b("rolling-forcing-1.3b"),
-        replace(USUAL_STREAM, sink_frames=3, ring_frames=18),
-        Schedule.warped((1000.0, 800.0, 600.0, 400.0, 200.0)),
+        _ROLLING_STREAM,
+        Schedule.warped((1000.0,), first_steps=(1000.0, 800.0, 600.0, 400.0, 200.0)),
         entry="generator_ema",
-        files=("rolling_forcing_dmd.pt", "chunkwise/longvideo.pt"),
-        source="TencentARC/RollingForcing, rolling_forcing_dmd.pt; zhuhz22/Causal-Forcing, chunkwise/longvideo.pt",
+        files=("rolling_forcing_dmd.pt",),
+        source="TencentARC/RollingForcing, rolling_forcing_dmd.pt; code of the same name (academic use)",
         unverified=_NUMBERS,
-        missing="passes over five chunks at five times at once, and a sink whose keys are rotated anew for each chunk",
+    ),
+    "causal-forcing-long-1.3b": Preset(
+        _wan_1_3b("causal-forcing-long-1.3b"),
+        _ROLLING_STREAM,
+        Schedule.warped((1000.0,), first_steps=USUAL_STEPS),
+        entry="generator_ema",
+        files=("chunkwise/longvideo.pt",),
+        source="zhuhz22/Causal-Forcing, chunkwise/longvideo.pt; code thu-ml/Causal-Forcing, long_video (academic use)",
+        unverified=_NUMBERS,
     ),
     "streamdiffusion-v2-1.3b": Preset(
         _wan_1_3b("streamdiffusion-v2-1.3b"),

@@ -11,10 +11,12 @@ from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
+from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors, ModelGraph
 from seko_export.families.layers.choice import PLAIN, LayerChoice
 from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.rolling_pieces import rolling_graph
 from seko_export.families.layers.video_in import video_inputs
 from seko_export.families.layers.weights import RenamedWeights, model_weights
 from seko_export.families.recognition import Facts, Recognised
@@ -58,6 +60,12 @@ class WanLayoutFamily(VideoFamily):
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return the engines, programs, buffers and inputs of a build."""
         choice = self.layer_choice(config)
+        if config.workload.stream.rolling:
+            if choice is not PLAIN:
+                raise UsageError(
+                    f"--rolling: layers of the family {self.name!r} are built for passes over one chunk; leave it out"
+                )
+            return rolling_graph(config)
         pieces = make_pieces(config, choice)
         inputs = (*choice.inputs, *video_inputs(config))
         programs = make_programs(pieces, config.workload.stream)
