@@ -68,6 +68,7 @@ AREAS: Mapping[str, tuple[Feature, ...]] = {
         Feature("fp8", "matmuls in fp8, resident window", ("s1_fp4_fp8_vs_b3",)),
         Feature("pass-caches", "a cache for each pass", ("sessions_fit_1p3b_fp4",)),
         Feature("sink-average", "a sink that averages evicted chunks (Reward Forcing)"),
+        Feature("rolling", "several chunks in a pass (Rolling Forcing)"),
         Feature("context-reuse", "no context pass: the last denoise pass's cache"),
         Feature("offload", "KV cache on the host", ("layer_streaming", "offload_bandwidth_share")),
     ),

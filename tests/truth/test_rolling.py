@@ -20,13 +20,16 @@ from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.registry import graph_of, presets
-from seko_export.goldens.eager import Engine
+from seko_export.goldens.eager import Engine, eager_manifest
+from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.options.declaration import BuildOptions
 from seko_export.video.plan.predict import PlanRequest, predict
 from seko_export.video.recording import eager_session as raw_session
 from seko_runtime.errors import EngineRunError
 from seko_runtime.errors import UsageError as SessionUsageError
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.schedule import rescheduled
+from seko_runtime.video.workload import WORKLOAD
 from tests.support.asked import resolved
 from tests.support.eager_pool import eager_pool
 from tests.support.stacked import eager_session
@@ -225,3 +228,20 @@ def test_other_families_are_refused() -> None:
     config = resolved("lingbot-tiny", **{**USUAL, "ring_frames": 21, "chunk_frames": 3}).config  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="layers of the family 'lingbot'"):
         graph_of(config)
+
+
+def test_with_a_vae_a_stream_is_decoded_and_begins_without_a_picture() -> None:
+    config = config_of(chunk=3, ring=21).changed(vae=WanVaeConfig(base_dim=8))
+    manifest = describe(config, export_backend("eager"), (), {})
+    assert {"decode_first", "decode"} <= {*manifest.programs}
+    assert "encode" not in manifest.programs
+    assert "pictures" not in {spec.kind for spec in manifest.control_specs}
+
+
+def test_info_says_how_far_behind_what_steers_a_stream_shows() -> None:
+    config = config_of(layers=1)
+    manifest = eager_manifest(config, weights_of(config))
+    assert isinstance(manifest, VideoManifest)
+    lines, facts = WORKLOAD.described(manifest)
+    assert facts["chunks_at_once"] == 4
+    assert any("4 chunks at once" in line for line in lines)

@@ -84,6 +84,13 @@ class VideoWorkloadKind(RuntimeWorkload[VideoManifest]):
             f"         {reference}sink {stream.sink_frames}, ring {stream.ring_frames}",
             f"KV pool  {kv.pool_bytes} bytes ({kv.scheme}), in bf16 {kv.bf16_pool_bytes}",
         ]
+        at_once = workload.schedule.chunks_at_once
+        if at_once > 1:
+            lines += [
+                f"passes   {at_once} chunks at once: a stream's first chunk takes {at_once} passes, and what steers a "
+                "stream shows",
+                f"         in part in the next chunk, and whole {at_once - 1} chunks later",
+            ]
         if manifest.offloads_cache:
             lines.append(
                 f"         on the host, offloaded layer by layer; {manifest.device_pool_bytes} bytes on the device"
@@ -109,6 +116,7 @@ class VideoWorkloadKind(RuntimeWorkload[VideoManifest]):
                 "device_bytes": manifest.device_pool_bytes,
             },
             "session_bytes": size,
+            "chunks_at_once": at_once,
             "text": None if text is None else {"tokens": text.tokens, "truncate": text.truncate},
             "video": None if video is None else asdict(video),
         }

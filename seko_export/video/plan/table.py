@@ -59,6 +59,8 @@ def _cached(stream: Mapping[str, Any]) -> str:
     """Return in words which passes write the cache, behind the number of denoise passes."""
     if stream["pass_caches"]:
         return ", a cache each"
+    if stream["rolling"]:
+        return f" over several chunks{_CONTEXT}"
     return _CONTEXT if stream["context"] == CONTEXT_PASS else ", the last one's cache kept"
 
 
@@ -110,7 +112,7 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
         yield _row("decoding a chunk", *blank, f"{report['decode_s'] * 1e3:.2f}")
     if report["encode_s"]:
         yield _row("encoding the input video", *blank, f"{report['encode_s'] * 1e3:.2f}")
-    steps = report["passes"] + (_cached(report["stream"]) == _CONTEXT)
+    steps = report["passes"] + _cached(report["stream"]).endswith(_CONTEXT)
     media = ", decoding" * bool(report["decode_s"]) + ", encoding" * bool(report["encode_s"])
     yield _row(f"a chunk: {steps} steps{media}", *blank, f"{report['chunk_s'] * 1e3:.2f}")
     if report["stream_bytes"]:
