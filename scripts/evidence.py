@@ -69,6 +69,7 @@ AREAS: Mapping[str, tuple[Feature, ...]] = {
         Feature("pass-caches", "a cache for each pass", ("sessions_fit_1p3b_fp4",)),
         Feature("sink-average", "a sink that averages evicted chunks (Reward Forcing)"),
         Feature("rolling", "several chunks in a pass (Rolling Forcing)"),
+        Feature("context-rebuild", "a cache made again before each chunk (Krea)"),
         Feature("context-reuse", "no context pass: the last denoise pass's cache"),
         Feature("offload", "KV cache on the host", ("layer_streaming", "offload_bandwidth_share")),
     ),

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from seko_export.errors import UsageError
 
 PATCH = 2  # latent cells per token along height and width; one latent frame along time
-# How a finished chunk gets into the KV cache: by a context pass, or by what its last denoise pass wrote.
-CONTEXT_PASS, REUSE = "pass", "reuse"
-CONTEXTS = (CONTEXT_PASS, REUSE)
+# How a finished chunk gets into the KV cache: by a context pass, by what its last denoise pass wrote, or by a context
+# pass before the next chunk, whose cache is made again.
+CONTEXT_PASS, REUSE, REBUILD = "pass", "reuse", "rebuild"
+CONTEXTS = (CONTEXT_PASS, REUSE, REBUILD)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class StreamConfig:
         times for a stream's first chunk. Attention then sees ``ring_frames`` frames at most, the sink included.
     context : str
         One of `CONTEXTS`. ``pass``: a context pass writes the keys and values of the finished chunk to the cache.
-        ``reuse``: there is no context pass, and those of the chunk's last denoise pass stay in the cache.
+        ``reuse``: there is no context pass, and those of the chunk's last denoise pass stay in the cache. ``rebuild``:
+        the cache holds a chunk and its context alone (Krea). Before each chunk but the first a context pass runs over
+        the latents of the last chunk, whose first frame the VAE encodes again from the video.
     layer_rings : tuple of int
         Ring sizes of the layers, repeated from the first layer on; the largest is ``ring_frames``. Empty: all layers
         use ``ring_frames``.
@@ -148,7 +151,9 @@ class StreamConfig:
                 "of it)"
             )
         if self.context not in CONTEXTS:
-            raise UsageError(f"--context {self.context}: expected {' or '.join(CONTEXTS)}")
+            raise UsageError(f"--context {self.context}: expected one of {', '.join(CONTEXTS)}")
+        if self.context == REBUILD:
+            self._check_rebuild()
         if self.context == REUSE and self.pass_caches:
             raise UsageError(
                 f"--context {REUSE}: this model has a cache for each pass, so there is no context pass to leave out; "
@@ -201,6 +206,30 @@ class StreamConfig:
                     f"{option} is built for one cache of one ring on the device: leave out {option_of}"
                 )
 
+    def _check_rebuild(self) -> None:
+        option = f"--context {REBUILD}"
+        if {self.sink_frames, self.ring_frames} != {self.chunk_frames} or self.chunk_frames < 2:
+            raise UsageError(
+                f"{option}: the cache holds a chunk of at least 2 frames and its context of as many; expected "
+                f"{self.chunk_frames} sink frames and {self.chunk_frames} ring frames, not {self.sink_frames} and "
+                f"{self.ring_frames}"
+            )
+        if not self.window_positions:
+            raise UsageError(f"{option}: a chunk has the same positions each time; give --window-positions")
+        for option_of, given in (
+            ("--reference-frames", self.reference_frames),
+            ("--layer-rings", self.layer_rings),
+            ("--pass-caches", self.pass_caches),
+            ("--offload-cache", self.offload_cache),
+            ("--sink-average", self.sink_average),
+            ("--rope-max-frames", self.rope_max_frames),
+            ("--strength", self.strength is not None),
+        ):
+            if given:
+                raise UsageError(
+                    f"{option} makes one cache on the device again before each chunk: leave out {option_of}"
+                )
+
     def _check_rolling(self) -> None:
         if self.sink_frames != self.chunk_frames:
             raise UsageError(
@@ -214,7 +243,7 @@ class StreamConfig:
             ("--pass-caches", self.pass_caches),
             ("--offload-cache", self.offload_cache),
             ("--sink-average", self.sink_average),
-            (f"--context {REUSE}", self.context == REUSE),
+            (f"--context {self.context}", self.context != CONTEXT_PASS),
             ("--strength", self.strength is not None),
         ):
             if given:
@@ -237,8 +266,8 @@ class StreamConfig:
 
     @property
     def has_context(self) -> bool:
-        """Whether each chunk ends with a context pass."""
-        return self.context == CONTEXT_PASS and not self.pass_caches
+        """Whether there is a context pass."""
+        return self.context != REUSE and not self.pass_caches
 
     @property
     def cache_frames(self) -> int:

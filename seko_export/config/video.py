@@ -12,7 +12,7 @@ from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.pool import PoolConfig, with_commas
 from seko_export.config.schedule import RENOISE, Schedule
-from seko_export.config.stream import LayerGroup, StreamConfig
+from seko_export.config.stream import REBUILD, LayerGroup, StreamConfig
 from seko_export.config.target import MOST_RANKS
 from seko_export.errors import UsageError
 from seko_kernels.attention import SMALLEST_HEAD_DIM
@@ -94,6 +94,11 @@ class VideoConfig(WorkloadConfig):
             )
         if self.stream.rolling:
             self._check_rolling()
+        if self.stream.context == REBUILD and self.encoding_vae is None:
+            raise UsageError(
+                f"--context {REBUILD}: the first frame of each chunk's context is a video frame that the VAE encodes "
+                "again; give a --vae that encodes, or --vae-encoder beside one that decodes"
+            )
         if self.stream.offload_cache and self.pool is not None:
             raise UsageError(
                 "--offload-cache contradicts --sessions: the sessions of a pool move rows to and from the device, not "
@@ -219,6 +224,12 @@ class VideoBuild(BuildConfig):
             raise UsageError(f"--attention {target.attention}: {refusal}; take --attention torch")
         if work.stream.rolling:
             self._check_rolling()
+        if work.stream.context == REBUILD and (self.target.ranks > 1 or work.kv_scheme != self.exact_scheme):
+            option = f"--ranks {self.target.ranks}" if self.target.ranks > 1 else f"--kv {work.kv_scheme}"
+            raise UsageError(
+                f"{option}: a cache that is made again before each chunk (--context {REBUILD}) is built exact and on "
+                "one GPU; leave it out"
+            )
         if work.stream.sink_average and self.kv.sink_tensors is None:
             raise UsageError(
                 f"--kv {work.kv_scheme}: --sink-average changes the sink by less than quantised numbers can; take an "

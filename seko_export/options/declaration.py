@@ -328,8 +328,8 @@ class BuildOptions:
     )
     context: str | None = _cache(
         "How a finished chunk gets into the KV cache. pass: a context pass over the chunk writes its keys and values; "
-        "reuse: the keys and values of the last denoise pass stay, which saves a pass and changes the video. Default: "
-        "pass.",
+        "reuse: the keys and values of the last denoise pass stay, which saves a pass and changes the video; rebuild: "
+        "the cache is made again before each chunk (Krea). Default: the preset's, which is pass for most.",
         values=lambda: CONTEXTS,
     )
     offload_cache: bool | None = _cache(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from seko_export.config.stream import REBUILD
 from seko_export.config.video import VideoBuild
 from seko_export.families.registry import graph_of
 from seko_export.media.pieces import text_table, video_table
@@ -58,6 +59,7 @@ def stream_table(config: VideoBuild) -> Stream:
         video_frames_per_latent=stream.temporal_stride,
         fps=stream.fps,
         reference_frames=stream.reference_frames,
+        rebuilt=stream.context == REBUILD,
         rings={group.name: group.ring_frames for group in config.layer_groups if group.name},
     )
 

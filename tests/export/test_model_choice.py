@@ -208,7 +208,6 @@ def test_a_preset_that_lacks_something_is_refused_by_name(alike: Path) -> None:
     ("name", "title"),
     [
         ("memflow-1.3b", "MemFlow"),
-        ("krea-14b", "Krea"),
     ],
 )
 def test_a_loop_that_no_build_makes_is_refused_by_name_and_on_the_page(name: str, title: str) -> None:
@@ -232,7 +231,7 @@ def test_published_presets() -> None:
         *("causal-forcing-pp-1.3b", "longlive-1.3b", "longlive-2-5b", "krea-14b", "wan-14b", "wan-5b"),
     } <= {*PRESETS}
     refused = {name for name, preset in PRESETS.items() if preset.missing}
-    assert refused == {"memflow-1.3b", "krea-14b"}
+    assert refused == {"memflow-1.3b"}
     for passes, name in ((1, "causal-forcing-pp-1step-1.3b"), (2, "causal-forcing-pp-1.3b")):
         schedule = PRESETS[name].schedule
         assert schedule is not None

@@ -41,21 +41,25 @@ class ChunkPrograms:
     denoise : tuple of BoundProgram
         The denoise programs, one for each denoise pass, in order.
     context : BoundProgram or None
-        The context pass after the denoise passes: a run of the model over the clean chunk, which writes the KV cache.
+        The context pass: a run of the model over clean latents, which writes the KV cache.
         None if the denoise passes write the cache.
     pass_caches : bool
         Whether each denoise pass has a cache of its own.
+    rebuilt : bool
+        Whether the context pass is no part of the chunk, but runs before it.
     """
 
     begin: BoundProgram
     denoise: tuple[BoundProgram, ...]
     context: BoundProgram | None
     pass_caches: bool = False
+    rebuilt: bool = False
 
     @property
     def in_order(self) -> list[BoundProgram]:
         """All programs of a chunk in the order in which they run."""
-        return [self.begin, *self.denoise, *(() if self.context is None else (self.context,))]
+        after = () if self.context is None or self.rebuilt else (self.context,)
+        return [self.begin, *self.denoise, *after]
 
     @property
     def cache_writers(self) -> Sequence[BoundProgram]:
@@ -78,7 +82,7 @@ def chunk_programs(
     passes; passes of their own take other entries of the tables.
     """
     stream, schedule = manifest.workload.stream, manifest.workload.schedule
-    apart = manifest.pass_caches
+    apart = (manifest.pass_caches, stream.rebuilt)
     # a first chunk may find a full cache only if the cache holds no more than it
     fills = stream.reference_frames + stream.chunk_frames >= stream.cache_frames
     buckets: dict[int, int | None] = {manifest.state_rows: None}
@@ -94,7 +98,7 @@ def chunk_programs(
             context = bound[ProgramKey("context", bucket, full).name] if manifest.has_context else ()
             last = next(iter(context), None)
             chunk[ChunkCall(rows, full)] = ChunkPrograms(
-                begin, tuple(denoise[: schedule.denoise_passes]), last, apart
+                begin, tuple(denoise[: schedule.denoise_passes]), last, *apart
             )
             if not manifest.first_apart or (full and not fills):
                 continue
@@ -103,7 +107,7 @@ def chunk_programs(
                 denoise = bound[own]
                 last = next(iter(bound.get(ProgramKey("context", bucket, first=True).name, ())), None)
             passes = denoise[schedule.denoise_passes :] if schedule.first_timesteps else denoise
-            chunk[ChunkCall(rows, full, first=True)] = ChunkPrograms(begin, tuple(passes), last, apart)
+            chunk[ChunkCall(rows, full, first=True)] = ChunkPrograms(begin, tuple(passes), last, *apart)
     return chunk
 
 

@@ -167,6 +167,7 @@ def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
     _check_reference(manifest, buffers)
     _check_condition(manifest, buffers)
     _check_video(manifest, buffers)
+    _check_rebuilt(manifest, buffers)
     _check_video_in(manifest, buffers)
     golden = manifest.workload.golden
     if golden is not None and len(golden.seeds) != manifest.call_rows:
@@ -341,6 +342,17 @@ def _check_text(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
         raise ManifestError(f"the program text needs the buffer {TEXT_BUFFER}, which is not there")
     _expect(buffers, TEXT_IDS, "session", (1, manifest.workload.text.tokens), "int64")
     _expect(buffers, TEXT_ENCODED, "session", (1, *text.shape[1:]), text.dtype)
+
+
+def _check_rebuilt(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
+    video = manifest.workload.video
+    if not manifest.workload.stream.rebuilt:
+        return
+    if video is None or "encode" not in manifest.programs or not manifest.has_context or manifest.ranks > 1:
+        raise ManifestError(
+            "stream.rebuilt needs the programs context, decode and encode, in one process; rebuild the artifact"
+        )
+    _expect(buffers, IMAGE, "session", (video.height, video.width, PICTURE_CHANNELS), "uint8")
 
 
 def _check_conditioning(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:

@@ -39,6 +39,7 @@ from seko_runtime.video.inputs import STEADY, CallerInputs
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.positions import Positions
+from seko_runtime.video.rebuilt_context import RebuiltContext
 from seko_runtime.video.ring import ring_of
 from seko_runtime.video.text import NO_TEXT
 
@@ -98,6 +99,9 @@ class VideoDevice(Device):
                 memory,
                 overlap=options.overlap,
             )
+        self.context: RebuiltContext | None = None
+        if manifest.workload.stream.rebuilt:
+            self.context = RebuiltContext(manifest, memory, self.buffers, self.once["encode"])
         self.encoder: VideoEncoder | None = None
         if manifest.takes_video:
             taken = {ref.name for call in programs[ENCODE_VIDEO][0] for ref in (*call.inputs, *call.outputs)}
@@ -308,6 +312,31 @@ class VideoDevice(Device):
             self.clear_cache(row)
         if empty:
             self.write_references(empty)
+
+    def write_contexts(self, rows: Sequence[int], seeds: NDArray[np.int64]) -> None:
+        """Queue the context passes that make the caches of some streams again for their next chunks, which are not
+        their first ones; the parameters are those of `rebuild_caches`."""
+        called, clocks, context = self._called(rows), self._clocks, self.context
+        if context is None:
+            raise UsageError("this artifact makes no cache again before a chunk")
+        self.join()  # the frames of the last chunk
+        entries = [
+            KeptChunk(clocks.last_kept_slot(row), 0, 0)
+            if row in rows
+            else KeptChunk(None, int(clocks.first[row]), clocks.next_slot_first(row))
+            for row in called
+        ]
+        firsts = np.array([entry.first_frame for entry in entries], np.int64)
+        frames = firsts[:, None] + np.arange(clocks.ring.chunk_frames)
+        positions = Positions(called, seeds[called], frames, [entry.slot_first for entry in entries])
+
+        def load() -> None:
+            self._load_kept(called, entries)
+            for at, row in enumerate(called):
+                if row in rows and clocks.chunks_made(row) > 1:
+                    context.load(self._row(self.latents, at), row, clocks.chunks_made(row))
+
+        self._write_caches(positions, load)
 
     def write_references(self, rows: Sequence[int]) -> None:
         """Queue the passes that write reference frames into the caches of some rows; nothing for an artifact without

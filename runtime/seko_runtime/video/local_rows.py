@@ -121,6 +121,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             if due:
                 self._rebuild_caches(due)
                 slot_firsts = [clocks.next_slot_first(row) for row in rows]
+            if device.context is not None and (later := [row for row in rows if clocks.chunks_made(row)]):
+                self._in_calls(later, device.write_contexts)
             conditioned = self.streams.conditioning.of_chunk(rows, first_frames)
             positions = Positions(rows, seeds, clocks.next_positions(rows), slot_firsts, conditioned)
             video = self.streams.inputs.frames(arrays)
@@ -445,20 +447,28 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         return device
 
     def _recache(self, row: int) -> None:
-        """Rebuild the KV cache of a stream with its current prompt."""
+        """Rebuild the KV cache of a stream with its current prompt; where caches are made again before each chunk,
+        there is nothing to do."""
+        if self.device().context is not None:
+            return
         self.streams.rebuild_due.add(row)  # until the rebuild is done: a chunk must not run on half a cache
         with self.memory.ordered():
             self._rebuild_caches([row])
 
     def _rebuild_caches(self, rows: Sequence[int]) -> None:
         """Rebuild the KV caches of the streams that are due; called inside the memory's `ordered`."""
+        self._in_calls(rows, self.device().rebuild_caches)
+        self.streams.rebuild_due.difference_update(rows)
+
+    def _in_calls(
+        self, rows: Sequence[int], queue: Callable[[Sequence[int], NDArray[np.int64]], None]
+    ) -> None:
+        """Queue a rebuild of the KV caches of some streams, by calls with these rows and all seeds."""
         # The rows of a pool are rebuilt one by one, so that the bucket, and with it the rounding, does not depend on
         # other sessions.
         most = 1 if self.manifest.pool is not None else self.manifest.call_rows
         for first in range(0, len(rows), most):
-            part = rows[first : first + most]
-            self.device().rebuild_caches(part, self.streams.seeds)
-            self.streams.rebuild_due.difference_update(part)
+            queue(rows[first : first + most], self.streams.seeds)
 
     def _begin(self, row: int) -> None:
         if self.manifest.offloads_cache:
@@ -472,6 +482,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         before."""
         self.streams.restart(row)
         device = self.device()
+        if device.context is not None:
+            device.context.forget(row)
         if device.decoder is not None:
             device.decoder.restart(row)
         if device.encoder is not None:
@@ -501,6 +513,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     def _load(self, row: int, state: RowState) -> None:
         device = self.device()
         self.streams.load(row, state)
+        if device.context is not None:
+            device.context.forget(row)
         if device.decoder is not None:
             device.decoder.restart(row)
         if device.encoder is not None:

@@ -54,7 +54,8 @@ class Stream:
 
     ``rings`` has the ring size of each layer group with a ring smaller than ``ring_frames``, by the group's name.
     ``reference_frames`` is the number of frames that lie in the cache before the sink, are never evicted, and are not
-    part of the video.
+    part of the video. ``rebuilt`` is whether the context pass runs before each chunk but the first instead of after
+    each, over the latents of the last chunk, whose first frame is encoded again from the video.
     """
 
     chunk_frames: Count
@@ -68,6 +69,7 @@ class Stream:
     fps: Count
     rings: Annotated[Mapping[str, int], Limit("MAX_ENTRIES", "entries")] = field(default_factory=dict)
     reference_frames: Annotated[int, Within(0, 1 << 16)] = 0
+    rebuilt: bool = False
 
     @property
     def cache_frames(self) -> int:
@@ -319,6 +321,13 @@ def _check_stream(stream: Stream, where: str) -> None:
                 f"{where}.rings.{kind} is {ring_frames}, expected {stream.chunk_frames} (chunk_frames) to "
                 f"{stream.ring_frames} (ring_frames)"
             )
+
+    sizes = {stream.chunk_frames, stream.sink_frames, stream.ring_frames}
+    if stream.rebuilt and (len(sizes) != 1 or stream.reference_frames or stream.rings):
+        raise ManifestError(
+            f"{where}.rebuilt: expected a sink and a ring of {stream.chunk_frames} frames (chunk_frames), without "
+            "reference_frames and rings"
+        )
 
 
 def _check_schedule(schedule: Schedule, where: str) -> None:

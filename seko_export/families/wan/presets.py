@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import USUAL_STEPS, Schedule
-from seko_export.config.stream import StreamConfig
+from seko_export.config.stream import REBUILD, StreamConfig
 from seko_export.families.video import Preset
 from seko_export.families.wan_layout.recognise import USUAL_STREAM, USUAL_STREAM_2_2
 
@@ -218,11 +218,10 @@ PRESETS: dict[str, Preset] = {
     ),
     "krea-14b": Preset(
         _wan_14b("krea-14b"),
-        replace(USUAL_STREAM, ring_frames=6),
+        replace(USUAL_STREAM, sink_frames=3, ring_frames=3, window_positions=True, context=REBUILD),
         Schedule.trained((1000.0, 937.0, 833.0, 625.0), 5.0),
         files=("krea-realtime-video-14b.safetensors",),
         source="krea/krea-realtime-video, krea-realtime-video-14b.safetensors (CC BY-NC-SA 4.0)",
         unverified=_NUMBERS,
-        missing="a cache that is rebuilt before each chunk, whose first frame the VAE encodes again from the video",
     ),
 }

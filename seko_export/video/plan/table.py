@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from seko_export.config.stream import CONTEXT_PASS
+from seko_export.config.stream import REUSE
 
 _WEIGHTS = {
     "transformer": "transformer",
@@ -61,7 +61,7 @@ def _cached(stream: Mapping[str, Any]) -> str:
         return ", a cache each"
     if stream["rolling"]:
         return f" over several chunks{_CONTEXT}"
-    return _CONTEXT if stream["context"] == CONTEXT_PASS else ", the last one's cache kept"
+    return ", the last one's cache kept" if stream["context"] == REUSE else _CONTEXT
 
 
 def _memory(report: Mapping[str, Any]) -> Iterator[str]:
