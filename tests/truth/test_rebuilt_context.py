@@ -20,6 +20,9 @@ from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.registry import presets
 from seko_export.goldens.eager import Engine
+from seko_export.options.declaration import BuildOptions
+from seko_export.video.plan.predict import PlanRequest, predict
+from seko_export.video.plan.table import show
 from seko_export.video.recording import eager_session as raw_session
 from seko_runtime.errors import EngineRunError
 from tests.export.vae_oracle import SMALL, VaeOracle
@@ -191,6 +194,10 @@ def test_kreas_preset_and_the_programs_of_it() -> None:
     manifest = describe(config_of(), export_backend("eager"), (), {})
     assert manifest.workload.stream.rebuilt
     assert {"begin", "denoise", "context", "encode", "decode"} <= {*manifest.programs}
+    plan = predict(PlanRequest(BuildOptions(preset="krea-14b", no_text=True), "h200"))
+    assert plan["encode_s"] > 0
+    assert "4 passes and the context pass" in (shown := show(plan))
+    assert "encoding a frame again" in shown
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any
 
+from seko_export.config.stream import REBUILD
 from seko_export.config.video import VideoBuild
 from seko_export.roofline.gpus import HOST_LINK_SHARE, Gpu
 from seko_export.roofline.seconds import program_parts
@@ -66,7 +67,8 @@ def _call(config: VideoBuild, gpu: Gpu, work: Work, rows: int, stream_s: float) 
         program_parts(work, gpu, _runs(config, bucket, full=rows_full)) for rows_full in (full, False)
     )
     decode = program_parts(work, gpu, {"decode": rows}) if config.workload.vae else {}
-    encode = program_parts(work, gpu, {ENCODE_VIDEO: rows}) if ENCODE_VIDEO in work.programs else {}
+    encoder = "encode" if config.workload.stream.context == REBUILD else ENCODE_VIDEO
+    encode = program_parts(work, gpu, {encoder: rows}) if encoder in work.programs else {}
     steps_s, fill_s, decode_s, encode_s = (
         sum(part["seconds"] for part in p.values()) for p in (steady, fill, decode, encode)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from seko_export.config.stream import REUSE
+from seko_export.config.stream import REBUILD, REUSE
 
 _WEIGHTS = {
     "transformer": "transformer",
@@ -111,7 +111,9 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
     if report["decode_s"]:
         yield _row("decoding a chunk", *blank, f"{report['decode_s'] * 1e3:.2f}")
     if report["encode_s"]:
-        yield _row("encoding the input video", *blank, f"{report['encode_s'] * 1e3:.2f}")
+        again = report["stream"]["context"] == REBUILD
+        what = "encoding a frame again" if again else "encoding the input video"
+        yield _row(what, *blank, f"{report['encode_s'] * 1e3:.2f}")
     steps = report["passes"] + _cached(report["stream"]).endswith(_CONTEXT)
     media = ", decoding" * bool(report["decode_s"]) + ", encoding" * bool(report["encode_s"])
     yield _row(f"a chunk: {steps} steps{media}", *blank, f"{report['chunk_s'] * 1e3:.2f}")
