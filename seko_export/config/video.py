@@ -94,11 +94,6 @@ class VideoConfig(WorkloadConfig):
             )
         if self.stream.rolling:
             self._check_rolling()
-        if self.stream.context == REBUILD and self.encoding_vae is None:
-            raise UsageError(
-                f"--context {REBUILD}: the first frame of each chunk's context is a video frame that the VAE encodes "
-                "again; give a --vae that encodes, or --vae-encoder beside one that decodes"
-            )
         if self.stream.offload_cache and self.pool is not None:
             raise UsageError(
                 "--offload-cache contradicts --sessions: the sessions of a pool move rows to and from the device, not "

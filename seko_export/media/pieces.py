@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from seko_export.config.media import TOKENIZER_FILE, TextEncoderConfig, VaeConfig
+from seko_export.config.stream import REBUILD
 from seko_export.config.video import VideoBuild
 from seko_export.engines.collectives import RANK_ARGUMENT
 from seko_export.engines.key import EngineKey
@@ -64,7 +65,13 @@ _PROGRAMS = {
 
 
 def media_pieces(config: VideoBuild) -> list[Piece]:
-    """Return the engines of text encoder and VAE, as far as the build has them."""
+    """Return the engines of text encoder and VAE, as far as the build has them; UsageError if a VAE that encodes is
+    missing without which the model makes no video."""
+    if config.workload.stream.context == REBUILD and config.workload.encoding_vae is None:
+        raise UsageError(
+            f"--context {REBUILD}: the first frame of each chunk's context is a video frame that the VAE encodes "
+            "again; give a --vae that encodes, or --vae-encoder beside one that only decodes"
+        )
     pieces = [] if config.workload.text is None else _text_pieces(config, config.workload.text)
     pieces += [] if config.workload.vae is None else _vae_pieces(config, config.workload.vae)
     return pieces if config.workload.stream.strength is None else pieces + _video_encoders(config)

@@ -69,7 +69,8 @@ def test_programs_and_the_buffers_that_have_a_meaning_by_name() -> None:
     programs = [unquoted(row[0]) for row in only(tables(PAGE, "program"))]
     kinds = ("", "_full", "_first")
     of_chunk = ["begin", *(f"{pass_}{kind}" for kind in kinds for pass_ in ("denoise", "context"))]
-    assert programs == ["prompt", *of_chunk, *ENCODER_PROGRAMS, *DECODE_PROGRAMS]
+    of_video = [contract.ENCODE_VIDEO_FIRST, contract.ENCODE_VIDEO]
+    assert programs == ["prompt", *of_chunk, *ENCODER_PROGRAMS, *DECODE_PROGRAMS, *of_video]
     named = {unquoted(row[0]) for row in only(tables(PAGE, "named buffer"))}
     of_host = {row[0].split("`")[1] for row in only(tables(PAGE, "host buffer, int64"))}
     constants = [value for name, value in vars(contract).items() if name.isupper()]

@@ -101,7 +101,7 @@ class VideoDevice(Device):
             )
         self.context: RebuiltContext | None = None
         if manifest.workload.stream.rebuilt:
-            self.context = RebuiltContext(manifest, memory, self.buffers, self.once["encode"])
+            self.context = RebuiltContext(manifest, memory, self.buffers, self.once["encode"].run)
         self.encoder: VideoEncoder | None = None
         if manifest.takes_video:
             taken = {ref.name for call in programs[ENCODE_VIDEO][0] for ref in (*call.inputs, *call.outputs)}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from seko_runtime.backends.memory import Memory, Tensor
-from seko_runtime.executor.program import BoundProgram
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.video.contract import IMAGE, IMAGE_LATENTS, VIDEO
 from seko_runtime.video.manifest import VideoManifest
@@ -26,12 +25,16 @@ class RebuiltContext:
         The memory of the pool's tensors.
     buffers : mapping of str to Tensor
         The pool's buffers by name.
-    encode : BoundProgram
-        The program that encodes a picture.
+    encode : callable
+        Function that queues the program that encodes a picture.
     """
 
     def __init__(
-        self, manifest: VideoManifest, memory: Memory, buffers: Mapping[str, Tensor], encode: BoundProgram
+        self,
+        manifest: VideoManifest,
+        memory: Memory,
+        buffers: Mapping[str, Tensor],
+        encode: Callable[[], None],
     ) -> None:
         self._memory, self._encode, stream = memory, encode, manifest.workload.stream
         self._video, self._picture, self._encoded = (buffers[name] for name in (VIDEO, IMAGE, IMAGE_LATENTS))
@@ -49,7 +52,7 @@ class RebuiltContext:
         first = memory.index(self._first, (row,))
         if self._chunks.get(row) != chunk:
             memory.copy(self._picture, memory.index(self._video, (row, self._frame)))
-            self._encode.run()
+            self._encode()
             memory.copy(first, self._encoded)
             self._chunks[row] = chunk
         memory.copy(memory.row(target, 1, 0, self._chunk_frames), first)

@@ -48,7 +48,7 @@ class Embed(Ranked):
         How ranks share a chunk. Each rank embeds the whole chunk and keeps its own tokens.
     """
 
-    groups = ("conditioning",)
+    groups: tuple[str, ...] = ("conditioning",)
 
     def __init__(
         self,
