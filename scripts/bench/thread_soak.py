@@ -55,7 +55,7 @@ class Teller:
             for number in range(STORIES)
         ]
         self._video = pool.manifest.workload.video is not None
-        self._recaches = pool.manifest.has_context
+        self._recaches = not pool.manifest.no_rebuild
 
     def open(self, story: Story) -> Session:
         """Open a session at the beginning of a story."""
