@@ -35,6 +35,7 @@ LAYOUTS = [
     {"height": 48, "width": 48},  # 9 tokens of a latent frame: the second rank has padding
     {"window_positions": True},
     {"pass_caches": True},
+    {"context": "reuse"},
     {"offload_cache": True},
 ]
 SEEDS = (5, 6)
@@ -69,7 +70,7 @@ def test_references_are_those_of_one_rank_in_every_row(layout: dict[str, object]
         session.restart_row(1, reference=own[1])
         results += [session.run_chunk().to_host() for _ in range(2)]
         session.restart_row(1)  # which keeps them
-        if not config.workload.stream.pass_caches:
+        if config.workload.stream.has_context:
             session.set_text(text[::-1], recache=True)
         return [*results, session.run_chunk().to_host(), *session.cache_sample(1).values()]
 
@@ -85,6 +86,28 @@ def test_references_are_those_of_one_rank_in_every_row(layout: dict[str, object]
         actual = life(several, others)
     assert all(map(near, actual, expected))
     assert not near(unlike[4], expected[4])  # else the bound could not tell references apart
+
+
+def test_a_sink_averages_as_that_of_one_rank() -> None:
+    layout = {"reference_frames": 0, "sink_frames": 2, "window_positions": True, "sink_average": 0.2}
+    config = config_of(**layout)
+    weights, beginning = (
+        random_weights(config),
+        {"seeds": SEEDS, "text": random_text(config.model, 2).numpy()},
+    )
+
+    def life(session: Stacked) -> list[np.ndarray]:
+        chunks = [session.run_chunk().to_host() for _ in range(6)]
+        return [*chunks, *session.cache_sample(1).values()]
+
+    with torch.no_grad(), stacked(EagerRank(config, weights).open_rows({}), **beginning) as single:
+        expected = life(single)
+    with (
+        ranks_in_threads(config.changed(ranks=2), weights, None) as rows,
+        stacked(rows, **beginning) as several,
+    ):
+        actual = life(several)
+    assert all(map(near, actual, expected))
 
 
 @pytest.mark.parametrize("layout", [{}, {"offload_cache": True}], ids=str)
