@@ -135,7 +135,7 @@ class ConditioningFrames:
 
     def _check_taken(self, device: VideoDevice) -> None:
         if CONDITIONING_LATENTS not in device.buffers:
-            raise UsageError("this artifact takes no latents to begin with; leave conditioning_latents out")
+            raise UsageError("this artifact takes no conditioning frames; leave conditioning_latents out")
 
 
 def of_one_row(
