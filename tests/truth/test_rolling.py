@@ -17,7 +17,9 @@ from seko_export.backends import export_backend
 from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.video import VideoBuild
+from seko_export.engines.piece import FlatModule
 from seko_export.errors import UsageError
+from seko_export.families.layers.rolling import RollingBlock, Window
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.registry import graph_of, presets
 from seko_export.goldens.eager import Engine, eager_manifest
@@ -33,7 +35,7 @@ from seko_runtime.video.workload import WORKLOAD
 from tests.support.asked import resolved
 from tests.support.eager_pool import eager_pool
 from tests.support.stacked import eager_session
-from tests.support.tolerances import STREAM, relative_error
+from tests.support.tolerances import STEP, STREAM, relative_error
 from tests.truth.eager_stream import random_text, random_wan_weights, small_config
 from tests.truth.naive_rolling import RollingLoop
 
@@ -245,3 +247,40 @@ def test_info_says_how_far_behind_what_steers_a_stream_shows() -> None:
     lines, facts = WORKLOAD.described(manifest)
     assert facts["chunks_at_once"] == 4
     assert any("4 chunks at once" in line for line in lines)
+
+
+def test_rows_with_full_caches_have_engines_without_a_mask_on_a_gpu() -> None:
+    """Once a cache is full all frames of a pass are there: for a window, and for a context pass."""
+    config = config_of(layers=1)
+    window = Window(config.workload.stream, 4)
+    full = config.workload.stream.cache_frames - config.workload.stream.chunk_frames
+    for seen in (window.seen, window.seen_by_context):
+        assert seen(torch.tensor([[full]]))[2].all()
+        assert not seen(torch.tensor([[2]]))[2].all()
+    on_gpu = config.changed(device="cuda", kv_scheme="bf16")
+    programs = graph_of(on_gpu).programs
+    assert {"denoise", "denoise_full", "context", "context_full"} <= {*programs}
+    assert {"block_full", "block_full_context"} <= {
+        call.engine for calls in programs.values() for call in calls
+    }
+    pieces = graph_of(config).pieces
+    wan = random_wan_weights(config.model)
+    weights = dict(model_weights(pieces, wan))
+    generator = torch.Generator().manual_seed(3)
+    inputs = [
+        weights[a.ref.removeprefix("weight:").format(layer=0)]
+        if a.ref.startswith("weight:")
+        else torch.ones(a.shape, dtype=a.dtype)
+        if a.dtype in (torch.bool, torch.int64)
+        else torch.randn(a.shape, generator=generator)
+        for a in pieces["block"].signature
+    ]
+    unmasked = RollingBlock(
+        config.model, config.workload.stream, config.kv, config.target.dtype, masked=False
+    ).requires_grad_(False)
+    with torch.no_grad():
+        results = [
+            FlatModule(piece)(*inputs)[0]
+            for piece in (pieces["block"], replace(pieces["block"], module=unmasked))
+        ]
+    assert relative_error(*results) <= STEP[torch.float32]

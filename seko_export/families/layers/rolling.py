@@ -24,12 +24,11 @@ from torch import Tensor, nn
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
-from seko_export.families.layers.block import Block, LayerInputs, attention
+from seko_export.families.layers.block import Block, LayerInputs, attention, window_attention
 from seko_export.families.layers.causal_dit import Embed, patchify, sinusoid
 from seko_export.families.layers.ring_positions import token_index
 from seko_export.families.layers.rotary import rotary_tables, rotate
 from seko_export.families.layers.sampler import gaussian
-from seko_kernels.kv_formats import KvFormat
 
 BANKS = 2  # a chunk reads the latents of one bank and writes the other one's, so it can be run again
 
@@ -180,12 +179,15 @@ class RollingEmbed(Embed):
 
 
 class RollingBlock(Block):
-    """One transformer layer of a window, or of a context pass, which writes its keys and values."""
+    """One transformer layer of a window, or of a context pass, which writes its keys and values.
+
+    Parameters
+    ----------
+    masked : bool
+        Whether attention sees only the frames that are there; False for rows whose caches are full, where all are.
+    """
 
     groups = ("caches",)
-
-    def __init__(self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype) -> None:
-        super().__init__(model, stream, kv, dtype, masked=True)
 
     def forward(  # type: ignore[override]
         self,
@@ -216,9 +218,12 @@ class RollingBlock(Block):
             )
             keys = torch.cat((rotate(past_k.float(), seen_cos, seen_sin).to(k.dtype), k), 1)
             values = torch.cat((past_v, v), 1)
-            there = seen.repeat_interleave(self.stream.frame_tokens, 1)[:, :, None, None]  # [B, N, 1, 1]
-            bias = torch.where(there, 0.0, float("-inf")).to(q.dtype).transpose(1, 3)  # [B, 1, 1, N]
-            y = attention(q, keys.masked_fill(~there, 0), values.masked_fill(~there, 0), bias)
+            if self.masked:
+                there = seen.repeat_interleave(self.stream.frame_tokens, 1)[:, :, None, None]  # [B, N, 1, 1]
+                bias = torch.where(there, 0.0, float("-inf")).to(q.dtype).transpose(1, 3)  # [B, 1, 1, N]
+                y = attention(q, keys.masked_fill(~there, 0), values.masked_fill(~there, 0), bias)
+            else:
+                y = window_attention(q, keys, values, None)
             if token_index is not None:
                 self.kv.write(caches, none, token_index, unturned.flatten(0, 1), v.flatten(0, 1))
             return y

@@ -14,7 +14,7 @@ from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_
 from seko_export.families.base import ModelGraph
 from seko_export.families.layers.causal_dit import Head
 from seko_export.families.layers.choice import LAYER, rows_of_call
-from seko_export.families.layers.layer_pieces import BLOCK, CONTEXT, SLOT_FRAMES
+from seko_export.families.layers.layer_pieces import BLOCK, CONTEXT, FULL, SLOT_FRAMES
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.rolling import (
     BANKS,
@@ -112,24 +112,27 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None) -> list[Piece]:
     def passes(
         variant: tuple[str, ...], inputs: tuple[Argument, ...], results: tuple[Argument, ...]
     ) -> list[Piece]:
-        """The engines that begin a pass, and its layers."""
+        """The engines that begin a pass, and its layers; on a GPU also those for full caches, which need no mask."""
         context = bool(variant)
         hidden, modulation, _, *rest = results
         embed = on_meta(lambda: RollingEmbed(m, window, dtype, context=context))
-        block = on_meta(partial(RollingBlock, m, s, kv, dtype))
+        kinds = ((), (FULL,)) if config.target.device == "cuda" else ((),)
         taken = (hidden, modulation, *rest[:6], *text_kv, *caches, *rest[6:], *rows)
         mutated = tuple(c.name for c in caches) if context else ()
         return [
             Piece(EngineKey(EMBED, bucket=bucket, variant=variant), embed, "", 0, (*inputs, *rows), results),
-            Piece(
-                EngineKey(BLOCK, bucket=bucket, variant=variant),
-                block,
-                LAYER,
-                m.layers,
-                taken,
-                (hidden,),
-                mutated,
-                large=True,
+            *(
+                Piece(
+                    EngineKey(BLOCK, bucket=bucket, variant=(*full, *variant)),
+                    on_meta(partial(RollingBlock, m, s, kv, dtype, masked=not full)),
+                    LAYER,
+                    m.layers,
+                    taken,
+                    (hidden,),
+                    mutated,
+                    large=True,
+                )
+                for full in kinds
             ),
         ]
 
@@ -185,11 +188,17 @@ def _chunk_programs(
     def calls(role: str, *variant: str) -> tuple[Call, ...]:
         return pieces[EngineKey(role, bucket=bucket, variant=variant)].calls()
 
-    return {
-        ProgramKey("begin", bucket): calls(NOISE),
-        ProgramKey("denoise", bucket): (*calls(EMBED), *calls(BLOCK), *calls(HEAD), *calls(ADVANCE)),
-        ProgramKey("context", bucket): (*calls(EMBED, CONTEXT), *calls(BLOCK, CONTEXT)),
-    }
+    programs = {ProgramKey("begin", bucket): calls(NOISE)}
+    end = (*calls(HEAD), *calls(ADVANCE))
+    for full in (False, True):
+        kind = (FULL,) if full else ()
+        if EngineKey(BLOCK, bucket=bucket, variant=kind) in pieces:
+            programs[ProgramKey("denoise", bucket, full)] = (*calls(EMBED), *calls(BLOCK, *kind), *end)
+            programs[ProgramKey("context", bucket, full)] = (
+                *calls(EMBED, CONTEXT),
+                *calls(BLOCK, *kind, CONTEXT),
+            )
+    return programs
 
 
 def _buffers(config: VideoBuild) -> tuple[Buffer, ...]:
