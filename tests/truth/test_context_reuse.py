@@ -198,7 +198,7 @@ def test_programs_and_engines_of_it():
 def test_the_option_and_what_it_does_not_go_with():
     assert resolved("tiny", layout={"context": "reuse"}).config.workload.stream.context == "reuse"
     assert resolved("tiny").config.workload.stream.context == "pass"
-    with pytest.raises(UsageError, match="--context later: expected pass or reuse"):
+    with pytest.raises(UsageError, match="--context later: expected one of pass, reuse, rebuild"):
         resolved("tiny", layout={"context": "later"})
     with pytest.raises(UsageError, match="--context reuse: this model has a cache for each pass"):
         resolved("tiny", layout={"context": "reuse", "pass_caches": True})
