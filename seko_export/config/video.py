@@ -263,6 +263,7 @@ class VideoBuild(BuildConfig):
             (f"--ranks {target.ranks}", target.ranks > 1),
             ("--fp8", target.fp8),
             ("--kernels fused", target.fused),
+            ("--offload-layers", target.offload_layers),
         ):
             if given:
                 raise UsageError(f"{option}: {many} are built in plain layers on one GPU; leave it out")

@@ -260,6 +260,8 @@ def test_rows_with_full_caches_have_engines_without_a_mask_on_a_gpu() -> None:
     on_gpu = config.changed(device="cuda", kv_scheme="bf16")
     programs = graph_of(on_gpu).programs
     assert {"denoise", "denoise_full", "context", "context_full"} <= {*programs}
+    with pytest.raises(UsageError, match="--offload-layers: passes over several chunks"):
+        on_gpu.changed(offload_layers=True)
     assert {"block_full", "block_full_context"} <= {
         call.engine for calls in programs.values() for call in calls
     }
