@@ -30,7 +30,7 @@ PAGES += sorted((ROOT / "docs/start").glob("*.md"))
 # But the page whose commands have options of another distribution: tests/outside runs them.
 PAGES = [page for page in PAGES if page.name != "extending.md"]
 DISTRIBUTIONS = {"./runtime": "runtime", "./kernels": "kernels", ".": ".", "./serve": "serve"}
-# Options of docker, rsync, pip, uv, hf, strip, the linker and other servers' benchmarks; and one that stands for how
+# Options of docker, rsync, pip, uv, mike, hf, strip, the linker, other servers' benchmarks; and one that stands for how
 # they are spelled.
 FOREIGN = {
     "--suite",
@@ -42,6 +42,7 @@ FOREIGN = {
     "--no-as-needed",
     "--no-deps",
     "--omni",
+    "--push",
     "--python",
     "--read-only",
     "--remove-section",
