@@ -141,6 +141,27 @@ def test_the_picture_is_the_page_and_is_whole(start: Starter, size: tuple[int, i
         assert height >= 0.9 * size[1]
 
 
+def test_a_sheet_closes_by_its_button_by_escape_and_by_a_press_on_the_picture(start: Starter) -> None:
+    with open_page(f"{start().url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        sheet = "document.getElementById('timeline')"
+        for closing in ("button", "escape", "picture", "other"):
+            page.value("document.querySelector('[aria-controls=timeline]').click(), true")
+            assert page.value(f"{sheet}.checkVisibility()")
+            if closing == "button":
+                page.value(f"{sheet}.querySelector('.icon').click(), true")
+            elif closing == "escape":
+                page.call("Input.dispatchKeyEvent", type="rawKeyDown", key="Escape", code="Escape")
+            elif closing == "picture":
+                page.value("document.getElementById('video').click(), true")
+            else:
+                page.value("document.querySelector('[aria-controls=more]').click(), true")
+                assert page.value("document.getElementById('more').checkVisibility()")
+            assert not page.value(f"{sheet}.checkVisibility()")
+        assert page.value("document.querySelectorAll('[aria-expanded=true]').length") == 1
+
+
 def test_controls_fade_while_nobody_does_anything_and_a_key_is_still_answered(start: Starter) -> None:
     server = start(game_opener)
     opacity = "Number(getComputedStyle(document.getElementById('{}')).opacity)"
