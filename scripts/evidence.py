@@ -68,9 +68,11 @@ AREAS: Mapping[str, tuple[Feature, ...]] = {
         Feature("fp8", "matmuls in fp8, resident window", ("s1_fp4_fp8_vs_b3",)),
         Feature("pass-caches", "a cache for each pass", ("sessions_fit_1p3b_fp4",)),
         Feature("sink-average", "a sink that averages evicted chunks (Reward Forcing)"),
-        Feature("rolling", "several chunks in a pass (Rolling Forcing)"),
-        Feature("context-rebuild", "a cache made again before each chunk (Krea)"),
-        Feature("context-reuse", "no context pass: the last denoise pass's cache"),
+        Feature("rolling", "several chunks in a pass (Rolling Forcing)", ("rolling_fps",)),
+        Feature("context-rebuild", "a cache made again before each chunk (Krea)", ("krea14_fps",)),
+        Feature(
+            "context-reuse", "no context pass: the last denoise pass's cache", ("context_reuse_vs_pass",)
+        ),
         Feature("offload", "KV cache on the host", ("layer_streaming", "offload_bandwidth_share")),
     ),
     "Media": (

@@ -154,8 +154,8 @@ CASES: Mapping[str, Case] = {
         folder="matrix_game",
     ),
     "loops": Case(
-        "context_reuse_vs_pass, v2v_fps_1p3b", "loops",
-        {"preset": "self-forcing-1.3b", "chunks": 20, "parts": ("reuse", "video_in")},
+        "context_reuse_vs_pass, v2v_fps_1p3b, rolling_fps, krea14_fps", "loops",
+        {"preset": "self-forcing-1.3b", "chunks": 20, "parts": ("reuse", "video_in", "rolling", "krea")},
         {"preset": "tiny", "chunks": 2},
     ),
     # The server

@@ -1,9 +1,12 @@
-"""Other loops over the 1.3B model, at full size on one GPU, with random weights. Parts:
+"""Other loops over the 1.3B and the 14B model, at full size on one GPU, with random weights. Parts:
 
 - ``reuse``: ``context_reuse_vs_pass``: a chunk whose last denoise pass writes the cache, against one with a context
   pass;
 - ``video_in``: ``v2v_fps_1p3b``: video frames a second of a stream that turns a film into another, with two passes, the
-  frames encoded before each chunk and decoded while the next one is made.
+  frames encoded before each chunk and decoded while the next one is made;
+- ``rolling``: ``rolling_fps``: the same of Rolling Forcing, whose passes have five chunks, in plain layers over an
+  exact cache;
+- ``krea``: ``krea14_fps``: the same of Krea's 14B model, whose cache is made again before each chunk.
 """
 
 from __future__ import annotations
@@ -21,13 +24,28 @@ from scripts.bench.counting import fill_chunks, peak_bytes
 from scripts.bench.full_model import FAST, FullModelBench, measure, steady
 from scripts.bench.rows import append_row
 from seko_export import BuildOptions
+from seko_export.config.stream import REBUILD
 from seko_export.config.video import VideoBuild
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.options.resolve import resolve_build
+from seko_runtime.video.session import Session
 
-BARS = {"context_reuse_vs_pass": 0.83, "v2v_fps_1p3b": 30.0}
+BARS = {"context_reuse_vs_pass": 0.83, "v2v_fps_1p3b": 30.0, "rolling_fps": None, "krea14_fps": 9.0}
 STRENGTH, TWO_PASSES = 0.7, (1000.0, 750.0)
 FILM_FPS = 16.0
+FPS = "video frames a second, on the host"
+# The same loops of a trial's small model.
+SMALL: dict[str, dict[str, Any]] = {
+    "rolling-forcing-1.3b": {
+        "sink_frames": 3,
+        "ring_frames": 21,
+        "rolling": True,
+        "timesteps": (1000.0,),
+        "first_timesteps": (1000.0, 750.0, 500.0, 250.0),
+        "shift": 5.0,
+    },
+    "krea-14b": {"sink_frames": 3, "ring_frames": 3, "window_positions": True, "context": "rebuild"},
+}
 
 
 class Bench(FullModelBench):
@@ -39,23 +57,28 @@ class Bench(FullModelBench):
         options = BuildOptions(preset=self.options.preset, no_vae=True, no_text=True, **fast)
         return resolve_build(type(options)(**{**vars(options), **more})).config
 
+    def of_preset(self, preset: str, **more: Any) -> VideoBuild:
+        """Return a build of a preset with its VAE, over an exact cache; in a trial of the small model in its loop."""
+        own = {"preset": preset, **more} if self.on_gpu else {"preset": self.options.preset, **SMALL[preset]}
+        config = resolve_build(BuildOptions(no_vae=True, no_text=True, **own)).config
+        return config.changed(vae=WanVaeConfig() if self.on_gpu else WanVaeConfig(base_dim=8))
+
     def folder(self, config: VideoBuild) -> Path:
         """Return where a build's engines lie."""
-        work = config.workload
-        kind = (
-            "video-in"
-            if work.stream.strength is not None
-            else "reuse"
-            if not work.stream.has_context
-            else "pass"
-        )
+        s = config.workload.stream
+        kind = "video-in" if s.strength is not None else "rolling" if s.rolling else s.context
         return self.options.work / f"{config.model.name}-{kind}"
 
     def row(self, figure: str, config: VideoBuild, value: float, unit: str, **more: object) -> None:
         """Append a row."""
         s, passes = config.workload.stream, len(config.workload.schedule.timesteps)
-        cache = "fp4 cache, fp8 matmuls, resident window" if config.target.fp8 else "exact cache"
-        vae = ", Wan VAE both ways" if config.workload.vae else ""
+        cache = "exact cache" if config.lossless else "fp4 cache"
+        cache += ", fp8 matmuls" if config.target.fp8 else ""
+        cache += ", resident window" if config.target.resident_window else ""
+        if s.rolling:
+            cache = f"{config.workload.chunks_at_once} chunks a pass, {cache}"
+        vae = ", Wan VAE" if config.workload.vae else ""
+        vae += " both ways" if s.strength is not None or s.context == REBUILD else ""
         shape = (
             f"{config.model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}, ring {s.ring_frames}, "
             f"{passes} passes, {cache}{vae}"
@@ -85,24 +108,42 @@ def video_in(bench: Bench) -> None:
     config = config.changed(vae=WanVaeConfig() if bench.on_gpu else WanVaeConfig(base_dim=8))
     bench.compile([config])
     s = config.workload.stream
-    fill, times = fill_chunks(s), []
-    chunks = fill + bench.options.chunks
     film = np.random.default_rng(0).integers(0, 256, (48, s.height, s.width, 3), np.uint8)
     with bench.opened(config) as session:
         session.controls["video_in"].take({"clip": film, "fps": FILM_FPS})
-        before = time.perf_counter()
-        for _ in session.stream(chunks=chunks):
-            now = time.perf_counter()
-            times.append(1e3 * (now - before))
-            before = now
+        _paced(bench, "v2v_fps_1p3b", config, session)
+
+
+def rolling(bench: Bench) -> None:
+    """A steady stream whose passes have several chunks."""
+    _of_preset(bench, "rolling_fps", bench.of_preset("rolling-forcing-1.3b"))
+
+
+def krea(bench: Bench) -> None:
+    """A steady stream whose cache is made again before each chunk."""
+    _of_preset(bench, "krea14_fps", bench.of_preset("krea-14b", fp8=True))
+
+
+def _of_preset(bench: Bench, figure: str, config: VideoBuild) -> None:
+    bench.compile([config])
+    with bench.opened(config) as session:
+        _paced(bench, figure, config, session)
+
+
+def _paced(bench: Bench, figure: str, config: VideoBuild, session: Session) -> None:
+    """Append the row of a stream's video frames a second, once its cache is full."""
+    s = config.workload.stream
+    fill, times = fill_chunks(s), []
+    before = time.perf_counter()
+    for _ in session.stream(chunks=fill + bench.options.chunks):
+        now = time.perf_counter()
+        times.append(1e3 * (now - before))
+        before = now
     chunk_ms, frames = statistics.median(times[fill:]), s.chunk_frames * s.temporal_stride
-    bench.row(
-        "v2v_fps_1p3b", config, 1e3 * frames / chunk_ms, "video frames a second, on the host", chunk_ms=chunk_ms,
-        peak_bytes=peak_bytes(),
-    )  # fmt: skip
+    bench.row(figure, config, 1e3 * frames / chunk_ms, FPS, chunk_ms=chunk_ms, peak_bytes=peak_bytes())
 
 
-PARTS: dict[str, Callable[[Bench], None]] = {part.__name__: part for part in (reuse, video_in)}
+PARTS: dict[str, Callable[[Bench], None]] = {part.__name__: part for part in (reuse, video_in, rolling, krea)}
 
 
 def run(options: argparse.Namespace) -> int:

@@ -54,6 +54,15 @@ def test_every_part_of_lingbot_makes_its_row(tmp_path: Path) -> None:
     assert rows[3]["value"] < 1
 
 
+def test_every_part_of_loops_makes_its_row(tmp_path: Path) -> None:
+    report, rows = run(tmp_path, "loops")
+    assert report["failed"] == {}
+    figures = ["context_reuse_vs_pass", "v2v_fps_1p3b", "rolling_fps", "krea14_fps"]
+    assert [row["figure"] for row in rows] == figures
+    assert all(row["value"] > 0 for row in rows)
+    assert "4 chunks a pass" in rows[2]["shape"]
+
+
 def test_every_part_of_seko_talk_makes_its_row(tmp_path: Path) -> None:
     report, rows = run(tmp_path, "seko_talk")
     assert report["failed"] == {}
