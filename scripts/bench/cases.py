@@ -101,6 +101,15 @@ CASES: Mapping[str, Case] = {
         "the same with a tiny decoder", "pipeline", {"models": ("5b-tiny",), "chunks": 20, "small": False},
         folder="pipeline5",
     ),
+    "v2v": Case(
+        "v2v_fps_1p3b", "pipeline", {"models": ("v2v", "v2v-wan"), "chunks": 20, "small": False},
+        {"models": ("v2v",), "chunks": 2, "small": True},
+    ),
+    "video_encode": Case(
+        "taehv_encode_ms, vae_encode_ms", "video_encode",
+        {"vaes": ("taew2_1", "wan-2.1"), "height": 480, "width": 832, "latents": 3, "repeats": 20},
+        {"vaes": ("taew2_1", "wan-2.1-tiny"), "height": 32, "width": 48, "latents": 2, "repeats": 2},
+    ),
     "abot": Case(
         "abot_fps_480, abot_fps_704", "pipeline", {"models": ("abot-480", "abot-704"), "chunks": 20, "small": False}
     ),

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from scripts.bench import built
 from scripts.bench.children import last_json, run_python
 from scripts.bench.counting import fill_chunks
@@ -45,6 +47,8 @@ class FullSize:
         Its goal.
     form : str
         The checkpoint's form, as scripts/make_checkpoint.py takes it.
+    steps : int or None
+        Denoise passes, if not those of the build.
     """
 
     shape: str
@@ -55,18 +59,24 @@ class FullSize:
     fps_figure: str | None = None
     fps_goal: float | None = None
     form: str = "self-forcing"
+    steps: int | None = None
 
     @property
     def trial(self) -> FullSize:
         """The same of tiny sizes, for a CPU."""
         preset, vae = self.small
         return replace(
-            self, shape=f"{preset} with {vae}, to try the script", preset=preset, vae=vae, options=()
+            self,
+            shape=f"{preset} with {vae}, to try the script",
+            preset=preset,
+            vae=vae,
+            options=tuple(option for option in self.options if option in _TURNED),
         )
 
 
 _5B = "S6: wan-5b, 704x1280, chunk 8, sink 8, ring 24, B=1, fp4_fp8_resident"
 _FAST = ("--fp4-kv", "--fp8", "--resident-window")
+_TURNED = ("--strength", "0.7")
 
 
 def _abot(height: int, width: int, goal: float) -> FullSize:
@@ -101,12 +111,32 @@ FULL: Mapping[str, FullSize] = {
     "5b-tiny": FullSize(
         f"{_5B}, taew2_2, 4 steps", "wan-5b", "taew2_2", _FAST, ("wan-5b-tiny", "taew2_2"), "fps_5b_704p"
     ),
+    "v2v": FullSize(
+        "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4_fp8_resident, taew2_1, 2 steps, input video",
+        "self-forcing-1.3b",
+        "taew2_1",
+        (*_FAST, *_TURNED),
+        ("tiny", "taew2_1"),
+        "v2v_fps_1p3b",
+        30.0,
+        steps=2,
+    ),
+    "v2v-wan": FullSize(
+        "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4_fp8_resident, Wan VAE, 2 steps, input video",
+        "self-forcing-1.3b",
+        "wan-2.1",
+        (*_FAST, *_TURNED),
+        ("tiny", "wan-2.1-tiny"),
+        "v2v_fps_1p3b",
+        steps=2,
+    ),
     "abot-480": _abot(480, 832, 70.0),
     "abot-704": _abot(704, 1280, 38.0),
 }
 PROMPT = "a red disc bouncing and a small blue ring spinning over a grey gradient"
 _FIRST_FRAME = """
 import json, sys, time
+import numpy as np
 import torch
 begin = time.perf_counter()
 from seko_runtime import open_artifact
@@ -115,6 +145,8 @@ with recorded() as parts, open_artifact(sys.argv[1]) as artifact:
     opened = time.perf_counter()
     prompt = {"prompt": sys.argv[2]} if artifact.manifest.workload.text else {}
     with artifact.open_session(**prompt) as session:
+        for video in session.controls.of_kind("video_in"):
+            video.take({"frame": np.zeros((video.takes.height, video.takes.width, 3), np.uint8)})
         ready = time.perf_counter()
         with part("replay"):
             frames = next(session.stream(chunks=2))
@@ -134,7 +166,7 @@ def run(options: argparse.Namespace) -> None:
             model = FULL[name].trial if options.small else FULL[name]
             device = "cpu" if options.small else "cuda"
             artifact = _full_size(options.work / name, model, device)
-            shape, figure = model.shape, (model.fps_figure, model.fps_goal)
+            shape, figure = model.shape, (model.fps_figure, model.fps_goal, model.steps)
         if not options.prepare:
             measure(artifact, shape, options, *figure)
 
@@ -145,6 +177,7 @@ def measure(
     options: argparse.Namespace,
     fps_figure: str | None = None,
     fps_goal: float | None = None,
+    steps: int | None = None,
 ) -> None:
     """Append the rows of one artifact."""
     first = min(
@@ -159,7 +192,9 @@ def measure(
         2.0 if shape.startswith("S1") else None,
         **first,
     )
-    beside, after = (_stream_ms(artifact, options.chunks, overlap=overlap) for overlap in (True, False))
+    beside, after = (
+        _stream_ms(artifact, options.chunks, steps, overlap=overlap) for overlap in (True, False)
+    )
     append_row(
         options.rows, "overlap_vs_none", shape, beside["chunk_ms"] / after["chunk_ms"], "of a chunk's time", None,
         overlap=beside, none=after,
@@ -181,7 +216,7 @@ def measure(
         )
 
 
-def _stream_ms(artifact: Path, chunks: int, *, overlap: bool) -> dict[str, Any]:
+def _stream_ms(artifact: Path, chunks: int, steps: int | None, *, overlap: bool) -> dict[str, Any]:
     """Time a steady stream: the median chunk, with every frame on the host."""
     from seko_runtime import open_artifact
 
@@ -190,7 +225,10 @@ def _stream_ms(artifact: Path, chunks: int, *, overlap: bool) -> dict[str, Any]:
         fill = fill_chunks(stream)
         video_s = stream.chunk_frames * stream.video_frames_per_latent / stream.fps
         prompt = {"prompt": PROMPT} if opened.manifest.workload.text else {}
-        with opened.open_session(overlap=overlap, **prompt) as session:
+        with opened.open_session(overlap=overlap, steps=steps, **prompt) as session:
+            for video in session.controls.of_kind("video_in"):
+                size = opened.manifest.workload.stream.height, opened.manifest.workload.stream.width
+                video.take({"frame": np.zeros((*size, 3), np.uint8)})
             times = []
             before = time.perf_counter()
             for _ in session.stream(chunks=fill + chunks):
