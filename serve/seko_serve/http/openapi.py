@@ -180,7 +180,7 @@ def _paths() -> Table:
         },
         "/v1/whip": {
             "post": operation(
-                "Refused: no artifact takes live video in.", None, ("unauthorized", "unsupported"), status=201
+                "Refused: WebRTC brings no video in.", None, ("unauthorized", "unsupported"), status=201
             )
         },
         "/v1/sessions/{name}/whep": {

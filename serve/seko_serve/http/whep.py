@@ -101,7 +101,9 @@ class WhepRoutes(RouteFamily):
     async def _refuse(self, request: Request) -> Response:
         self._access.tenant(request)
         raise ServeError(
-            "unsupported", "no artifact takes live video in yet: give a picture in POST /v1/sessions"
+            "unsupported",
+            "WebRTC brings no video in yet: send the frames of an input video over the session's socket, or give a "
+            "picture in POST /v1/sessions",
         )
 
 

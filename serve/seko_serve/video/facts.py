@@ -17,6 +17,16 @@ def video_manifest(manifest: object) -> VideoManifest:
     raise ServeError("unsupported", "this artifact speaks, and makes no video")
 
 
+def check_needs_no_video(manifest: VideoManifest) -> None:
+    """Raise a ServeError if an artifact turns an input video into another one, which comes over a session's socket
+    alone."""
+    if manifest.takes_video:
+        raise ServeError(
+            "unsupported",
+            "this artifact turns an input video into another one: open a session and send frames over its socket",
+        )
+
+
 def described(manifest: VideoManifest) -> dict[str, object]:
     """Return the facts about a video model that a page needs before it opens a session."""
     stream, controls = manifest.workload.stream, controls_of(manifest)

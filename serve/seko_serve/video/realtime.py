@@ -14,7 +14,7 @@ from seko_serve.http.bodies import link_to
 from seko_serve.http.connections import allow_messages
 from seko_serve.http.stream import close_socket, no_socket
 from seko_serve.http.workload import WorkloadRoutes
-from seko_serve.video.facts import video_manifest
+from seko_serve.video.facts import check_needs_no_video, video_manifest
 from seko_serve.video.realtime_messages import error_message
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class RealtimeRoutes(WorkloadRoutes):
         self._access.check_page(socket)
         tenant = self._access.tenant(socket, PATH)
         manifest = video_manifest(self._manager.device.manifest)
+        check_needs_no_video(manifest)
         try:
             from seko_serve.video.realtime_stream import RealtimeStream
         except ModuleNotFoundError as error:

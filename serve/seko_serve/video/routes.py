@@ -22,7 +22,7 @@ from seko_serve.http.workload import WorkloadRoutes
 from seko_serve.live.manager import SessionManager
 from seko_serve.media import uploads
 from seko_serve.media.downloads import downloaded, is_address
-from seko_serve.video.facts import video_manifest
+from seko_serve.video.facts import check_needs_no_video, video_manifest
 from seko_serve.video.fields import size_of, video_request
 from seko_serve.video.jobs import Video, VideoJobs
 from seko_serve.video.opening import opening_of
@@ -84,11 +84,7 @@ class VideoRoutes(WorkloadRoutes):
         tenant = self._access.opener(request)
         table = await body_fields(request, MAX_OPENING_BYTES)
         manifest = video_manifest(self._manager.device.manifest)
-        if manifest.takes_video:
-            raise ServeError(
-                "unsupported",
-                "this artifact turns an input video into another one, whose frames a session sends",
-            )
+        check_needs_no_video(manifest)
         fields, frames, named = video_request(table, manifest)
         fields |= await asyncio.to_thread(self._fetched, fields, named)
         if "last_image" in fields:
