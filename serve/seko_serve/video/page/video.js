@@ -1,8 +1,9 @@
 // The page: what a person does, and what is told. A player decodes and paints; the connection talks to the server.
+import { Changes, Way } from "./changes.js";
 import { AWAY, Connection, Watch, admitted, answered, request, sentence } from "./connection.js";
 import { base, block, complain, face, fail, find, key, say, servedModel, settle, unblock } from "./frame.js";
 import { KeyPad } from "./keys.js";
-import { PromptField, Timeline, fadeWeight, recordedPrompts } from "./prompts.js";
+import { PromptField, Timeline, recordedPrompts } from "./prompts.js";
 import { Recorder, save } from "./recorder.js";
 import { Microphone, Sound, playable, sendFile } from "./sound.js";
 import { SourcePlayer, playsSound, playsVideo } from "./source.js";
@@ -15,7 +16,6 @@ import { PictureWell } from "./wells.js";
 const FIGURES_MS = 2000; // over which frames a second are counted; a video without a frame for so long is not live
 const STILL_MS = 3500; // without a frame: what is only slow goes on meanwhile
 const MEASURE_MS = 500;
-const AMOUNTS = { fade: 4, mix: 50 }; // seconds, percent
 const RUNNING = ["pause", "restart", "record", "stop"]; // buttons of a session
 const WATCHED = /^#watch=([\w-]+)\.([\w-]+)$/.exec(location.hash); // the session that a link shows, and its token
 const NOTHING = { takes: {}, controls: {}, limits: {}, viewer: {} }; // of a model of which one sees the video alone
@@ -37,9 +37,6 @@ const times = []; // when the last frames were painted
 let lastPainted; // when the last frame was painted
 let broken; // why nothing is shown
 let away = false; // whether the socket is lost
-let wish; // the last prompt of which the server has not said that it has it: its entry, its weight, the id of its message
-let fade; // to the prompt of an entry, in so many steps that are still to come
-let replay = []; // prompts of a timeline that are still to come
 
 const stage = new Stage(
   () => !connection || paused || document.activeElement === find("prompt") && find("prompt").value.trim() !== shownPrompt(),
@@ -50,6 +47,13 @@ const timeline = new Timeline(find("history"), (prompt) => choose(prompt, true),
   find("no-prompts").hidden = timeline.entries.length > 0;
   find("timeline-save").disabled = find("timeline-replay").disabled = !some;
 });
+const changes = new Changes(timeline, (entry, weight) => {
+  if (!connection.isOpen) return "";
+  const id = control("prompt", { text: entry.prompt, recache: entry.cut, ...(weight < 1 && { weight }) });
+  sent.get(id).entry = entry;
+  return id;
+});
+const way = new Way(find("change"), find("amount"));
 const field = new PromptField(find("prompt"), () => screen.focus());
 const shownPrompt = () => timeline.entries.at(-1)?.prompt ?? "";
 
@@ -60,8 +64,7 @@ function showRunning(now) {
   for (const id of RUNNING) find(id).hidden = !now;
   find("start").textContent = !now ? "Start" : "Change";
   find("start").hidden = now && !model.takes.prompt;
-  find("change").hidden = !now || !model.takes.prompt;
-  find("amount").hidden = find("change").hidden || !(find("change").value in AMOUNTS);
+  way.show(now && model.takes.prompt);
   find("microphone").hidden = !now || !navigator.mediaDevices || sounding()?.speakers !== 1;
   find("webcam").hidden = !filmed() || !navigator.mediaDevices;
   find("strength-box").hidden = !filmed();
@@ -262,7 +265,6 @@ async function enter(prompt, signal) {
     block(text, { "Stop waiting": giveUp }, "wait");
   };
   waits("Opening");
-  replay = replay.filter(({ chunk }) => chunk > 0);
   await admitted(base, key(), async (place) => {
     const trial = new Connection(base, key());
     listen(trial);
@@ -291,9 +293,10 @@ function listen(to) {
     else {
       away = true;
       for (const [id, control] of sent) { // when they were followed is not known any more
-        if (control.entry && control.entry !== wish?.entry) control.at = undefined;
+        if (control.entry && control.entry !== changes.wish?.entry) control.at = undefined;
         else sent.delete(id);
       }
+      changes.lost();
       const text = "The connection was lost. Trying again";
       say(text, "error");
       block(text, { "Try now": () => to.hurry(), End: giveUp }, "wait");
@@ -320,29 +323,24 @@ function told(message) {
     broken = undefined;
     settle();
     measure();
-    if (wish) sendWish();
+    changes.resend();
     if (again && keyed()) connection.send("control", held()); // they may have changed meanwhile
     if (filmed()) tellStrength();
   } else if (message.type === "received" || message.type === "applied") {
     const control = sent.get(message.id);
-    if (message.id === wish?.id) wish = undefined;
+    changes.received(message.id);
     if (message.type === "received") return;
     if (control) control.chunk = message.chunk;
     if (control?.entry && control.entry.chunk === undefined) timeline.place(control.entry, message.chunk);
     if (control?.seed !== undefined) timeline.begin(control.seed, shownPrompt(), message.chunk);
     settle();
   } else if (message.type === "rejected" || message.type === "error") {
-    const refused = sent.get(message.id)?.entry;
-    if (refused) timeline.drop(refused); // it is not what the video shows
-    if (refused === fade?.entry) fade = undefined;
+    changes.refused(message.id, sent.get(message.id)?.entry);
     sent.delete(message.id);
-    if (message.id && message.id === wish?.id) wish = undefined;
     complain(sentence(message.message));
   } else if (message.type === "chunk") {
     if (message.late_ms > 0) find("late").textContent = Number(find("late").textContent) + 1;
-    timeline.end = message.chunk + 1 - timeline.origin;
-    if (replay.length && replay[0].chunk <= timeline.end && !wish) change(replay.shift());
-    else if (fade && !wish) fadeOn();
+    changes.made(message.chunk);
   } else if (message.type === "state") {
     showPaused(message.paused);
     if (lastPainted) lastPainted = performance.now();
@@ -352,50 +350,6 @@ function told(message) {
     if (paused) sound?.stop();
     else sound?.start();
   }
-}
-
-/** Change the video to a prompt; while the connection is lost, it waits. */
-function change(wished) {
-  find("help").hidden = true; // who changes or steers has read it
-  if (wish && wish.entry.chunk === undefined && !connection.isOpen) timeline.drop(wish.entry); // of those that wait the last one is seen
-  const entry = timeline.note(wished);
-  fade = entry.steps > 1 ? { entry, steps: entry.steps } : undefined;
-  field.remember(wished.prompt);
-  if (fade) {
-    fadeOn();
-    return;
-  }
-  wish = { entry, weight: entry.weight };
-  if (connection.isOpen) sendWish();
-}
-
-/** Go a step of a fade: one is due before each chunk. */
-function fadeOn() {
-  wish = { entry: fade.entry, weight: fadeWeight(fade.steps) };
-  fade.steps -= 1;
-  if (!fade.steps) fade = undefined;
-  if (connection.isOpen) sendWish();
-}
-
-/** The change that is chosen beside the prompt. */
-function chosenChange(prompt) {
-  const way = find("change").value, amount = Math.max(1, Number(find("amount").value) || AMOUNTS[way]);
-  return {
-    prompt, cut: way === "cut",
-    ...(way === "mix" && { weight: Math.min(1, amount / 100) }),
-    ...(way === "fade" && { steps: Math.max(1, Math.round(amount / timeline.seconds)) }),
-  };
-}
-find("change").onchange = ({ target: { value } }) => {
-  find("amount").hidden = !(value in AMOUNTS);
-  find("amount").value = AMOUNTS[value] ?? "";
-};
-
-/** Send the prompt that is wished, again where the server did not say that it has it. */
-function sendWish() {
-  const { entry, weight } = wish;
-  wish.id = control("prompt", { text: entry.prompt, recache: entry.cut, ...(weight < 1 && { weight }) });
-  if (wish.id) sent.get(wish.id).entry = entry;
 }
 
 /** Go on after a pause of the page's own. Where the socket is lost, the message `state` of the next one calls this again. */
@@ -451,13 +405,11 @@ function forget() {
   connection = undefined;
   begun = away = false;
   broken = lastPainted = undefined;
-  replay = [];
+  changes.forget();
   showPaused(false);
   sent.clear();
   times.length = 0;
   for (const id of ["fps", "buffered", "chunk", "reaction"]) find(id).textContent = "–";
-  if (wish && wish.entry.chunk === undefined) timeline.drop(wish.entry);
-  wish = fade = undefined;
 }
 
 worker.onmessage = ({ data }) => heed(data);
@@ -485,10 +437,10 @@ function heed(data) {
 }
 
 // -- what a person does ---------------------------------------------------------------------------------------
-async function reopen(prompt, prompts = []) {
+async function reopen(prompt, later = []) {
   connection?.close();
   forget();
-  replay = prompts;
+  changes.due = later;
   await startWith(prompt);
 }
 
@@ -509,12 +461,18 @@ find("dock").addEventListener("submit", (event) => {
     if (find("start").disabled || trying) return;
     const letters = [...prompt].length, most = model.limits.prompt_letters;
     if (letters > most) throw new Error(`The prompt has ${letters} letters, and at most ${most} are taken`);
-    replay = [];
+    changes.due = []; // of a timeline: now a person says what comes
+    find("help").hidden = Boolean(connection); // who changes it has read that
     if (!connection) await startWith(prompt);
-    else if (begun && model.takes.prompt) change(chosenChange(prompt));
+    else if (begun && model.takes.prompt) {
+      changes.ask(way.to(prompt, timeline.seconds));
+      field.remember(prompt);
+    }
     if (keyed()) screen.focus(); // keys steer again
   });
 });
+
+/** Begin the stream again, with the seed that is written. */
 function beginAgain() {
   const id = control("restart", { seed: seed() });
   if (id) sent.get(id).seed = seed();
