@@ -307,6 +307,7 @@ function listen(to) {
 function told(message) {
   if (message.type === "ready") {
     const again = begun;
+    if (WATCHED) model = { ...NOTHING, width: message.width, height: message.height };
     if (!again) show(message.codec);
     player.postMessage({ ready: message, again });
     timeline.seconds = message.chunk_frames / message.fps;
@@ -462,7 +463,7 @@ find("dock").addEventListener("submit", (event) => {
     const letters = [...prompt].length, most = model.limits.prompt_letters;
     if (letters > most) throw new Error(`The prompt has ${letters} letters, and at most ${most} are taken`);
     changes.due = []; // of a timeline: now a person says what comes
-    find("help").hidden = Boolean(connection); // who changes it has read that
+    if (connection) find("help").hidden = true; // who changes it has read that
     if (!connection) await startWith(prompt);
     else if (begun && model.takes.prompt) {
       changes.ask(way.to(prompt, timeline.seconds));
