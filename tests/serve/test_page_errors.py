@@ -277,6 +277,23 @@ def test_what_is_called_live_is_measured_from_the_frames_that_were_shown(start: 
         assert page.value(f"[{STATE}, {GREEN}, {RATE}]") == ["Ended", False, "\u2013"]
 
 
+def test_a_picture_that_stands_still_offers_another_connection(start: Starter) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.value(COUNT_SOCKETS)
+        begin(page)
+        page.until(f"{FRAMES} > 20")
+        (session,) = server.manager.sessions.values()
+        session.hold()
+        page.until(f"{WAY}?.checkVisibility()")
+        page.value(f"{WAY}.click(), true")
+        page.until("sockets.length > 1")
+        session.hold(False)
+        stood = page.value(FRAMES)
+        page.until(f"{STATE} === 'Live' && !{BLOCKED} && {FRAMES} > {stood} + 20")
+        assert list(server.manager.sessions.values()) == [session]
+
+
 def test_an_error_over_a_video_that_goes_on_is_told_for_a_while(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "words.png").write_text("no picture")
     with open_page(f"{start().url}/") as page:
