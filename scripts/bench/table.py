@@ -296,6 +296,7 @@ MORE_IS_BETTER = {
     "abot_fps_704",
     "mg2_fps",
     "minwm_fps",
+    "v2v_fps_1p3b",
     "worlds_sessions",
     "serve_overhead",
     "sp2_s1",
