@@ -194,6 +194,15 @@ class FakeCuda:
     def mem_get_info(self, _: object) -> tuple[int, int]:
         return 1 << 40, 1 << 40
 
+    def memory_allocated(self, _: object) -> int:
+        return 0
+
+    def memory_reserved(self, _: object) -> int:
+        return 0
+
+    def get_per_process_memory_fraction(self, _: object) -> float:
+        return 1.0
+
     def current_stream(self, _: object) -> Any:
         return self.host_stream
 
