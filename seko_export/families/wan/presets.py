@@ -222,6 +222,7 @@ PRESETS: dict[str, Preset] = {
         Schedule.trained((1000.0, 937.0, 833.0, 625.0), 5.0),
         files=("krea-realtime-video-14b.safetensors",),
         source="krea/krea-realtime-video, krea-realtime-video-14b.safetensors (CC BY-NC-SA 4.0)",
+        needs="--vae Wan2.1_VAE.pth, which encodes a frame of the video again before each chunk",
         unverified=_NUMBERS,
     ),
 }
