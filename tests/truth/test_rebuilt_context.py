@@ -154,6 +154,27 @@ def test_a_pools_sessions_at_different_chunks_are_those_alone(oracle, tmp_path: 
     assert all(np.array_equal(pair[1], wanted[at]) for at, pair in enumerate(pairs))
 
 
+def test_rows_of_a_batch_may_be_at_different_chunks(oracle, worst) -> None:
+    """One is restarted, and its first chunks have no context and no encoded frame while the other one's have."""
+    alone, both = config_of(2), config_of(2)
+    both = both.changed(stream=replace(both.workload.stream, batch=2))
+    wan, text = random_wan_weights(alone.model), random_text(alone.model, 2)
+    wanted = []
+    for row, seed in enumerate((SEED, SEED + 1)):
+        with eager_session(alone, weights_of(alone, wan, oracle), text[row : row + 1], [seed]) as session:
+            wanted.append([session.run_chunk().to_host()[0] for _ in range(6)])
+    numbers = [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1), (5, 2)]
+    with eager_session(both, weights_of(both, wan, oracle), text, [SEED, SEED + 1]) as session:
+        for call, at in enumerate(numbers):
+            if call == 3:
+                session.restart_row(1)
+            made = session.run_chunk().to_host()
+            for row, number in enumerate(at):
+                error = relative_error(torch.from_numpy(made[row]), torch.from_numpy(wanted[row][number]))
+                worst("a cache made again, rows of a batch", error)
+                assert error <= STREAM[torch.float32], (call, row)
+
+
 @pytest.mark.parametrize("engine", ["vae_encode", "head", "vae_decode"])
 def test_a_chunk_that_failed_has_the_same_context(oracle, engine: str) -> None:
     """Also once its own frames were decoded over those that its context came from."""

@@ -224,6 +224,26 @@ def test_a_pools_sessions_at_different_chunks_are_those_alone(scheme: str, tmp_p
     assert all(np.array_equal(pair[1], wanted[at]) for at, pair in enumerate(pairs))
 
 
+def test_rows_of_a_batch_may_be_at_different_chunks() -> None:
+    """One is restarted, and evicts nothing for its first chunks."""
+    alone, both = config_of(), config_of()
+    both = both.changed(stream=replace(both.workload.stream, batch=2))
+    text = random_text(alone.model, 2)
+    wanted = []
+    for row in range(2):
+        with eager_session(alone, session_weights(alone), text[row : row + 1], [SEED + row]) as session:
+            wanted.append([session.run_chunk().to_host()[0] for _ in range(8)])
+    weights = session_weights(alone) | both.workload.schedule.tables(both.workload.stream)
+    with eager_session(both, weights, text, [SEED, SEED + 1]) as session:
+        for number in range(8):
+            if number == 4:
+                session.restart_row(1)
+            made = session.run_chunk().to_host()
+            for row, at in enumerate((number, number % 4)):
+                error = relative_error(torch.from_numpy(made[row]), torch.from_numpy(wanted[row][at]))
+                assert error <= STREAM[torch.float32], (number, row)
+
+
 @pytest.mark.parametrize(("engine", "calls"), [(SINK_AVERAGE, 1), ("embed", 0), ("head", 1), ("advance", 1)])
 def test_a_chunk_that_failed_averages_once(engine: str, calls: int) -> None:
     """Between two layers' averages, behind them, and in passes."""
