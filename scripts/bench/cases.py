@@ -102,7 +102,7 @@ CASES: Mapping[str, Case] = {
         folder="pipeline5",
     ),
     "v2v": Case(
-        "v2v_fps_1p3b", "pipeline", {"models": ("v2v", "v2v-wan"), "chunks": 20, "small": False},
+        "v2v_fps_1p3b with a tiny codec", "pipeline", {"models": ("v2v",), "chunks": 20, "small": False},
         {"models": ("v2v",), "chunks": 2, "small": True},
     ),
     "video_encode": Case(
@@ -163,7 +163,7 @@ CASES: Mapping[str, Case] = {
         folder="matrix_game",
     ),
     "loops": Case(
-        "context_reuse_vs_pass, v2v_fps_1p3b, rolling_fps, krea14_fps", "loops",
+        "context_reuse_vs_pass, v2v_fps_1p3b with Wan's VAE, rolling_fps, krea14_fps", "loops",
         {"preset": "self-forcing-1.3b", "chunks": 20, "parts": ("reuse", "video_in", "rolling", "krea")},
         {"preset": "tiny", "chunks": 2},
     ),

@@ -121,15 +121,6 @@ FULL: Mapping[str, FullSize] = {
         30.0,
         steps=2,
     ),
-    "v2v-wan": FullSize(
-        "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4_fp8_resident, Wan VAE, 2 steps, input video",
-        "self-forcing-1.3b",
-        "wan-2.1",
-        (*_FAST, *_TURNED),
-        ("tiny", "wan-2.1-tiny"),
-        "v2v_fps_1p3b",
-        steps=2,
-    ),
     "abot-480": _abot(480, 832, 70.0),
     "abot-704": _abot(704, 1280, 38.0),
 }
