@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ from seko_export.media.taehv.config import TaehvConfig
 from seko_export.media.taehv.vae import decoder_shapes, encoder_shapes
 from seko_export.media.wan_vae.keys import vae_diffusers_names
 from seko_export.media.wan_vae.modules import VaeTensors
-from tests.export.vae_oracle import SMALL, VaeOracle
+from seko_runtime.errors import DeviceMemoryError, TornStreamError
+from seko_runtime.video.device import VideoDevice
+from tests.export.vae_oracle import SMALL, SMALL_2_2, VaeOracle
 from tests.support.eager_pool import eager_pool
 from tests.support.stacked import eager_session
 from tests.support.tolerances import STREAM, VAE, relative_error
@@ -57,8 +60,8 @@ def config_of(
 
 
 def weights_of(config: VideoBuild, wan: Mapping[str, Tensor], oracle: VaeOracle) -> dict[str, Tensor]:
-    names, theirs = vae_diffusers_names(SMALL), oracle.vae.state_dict()
-    vae = VaeTensors({ours: theirs[name] for ours, name in names.items() if name in theirs}, SMALL)
+    names, theirs = vae_diffusers_names(oracle.config), oracle.vae.state_dict()
+    vae = VaeTensors({ours: theirs[name] for ours, name in names.items() if name in theirs}, oracle.config)
     weights = dict(model_weights(graph_of(config).pieces, wan, MediaTensors(vae=vae)))
     return weights | config.workload.schedule.tables(config.as_batch.workload.stream)
 
@@ -108,9 +111,15 @@ class VideoLoop(NaiveLoop):
         return x
 
 
-def test_chunks_are_those_of_a_loop_written_out(oracle, exact, worst):
+@pytest.mark.parametrize("latents_of", ["Wan 2.1", "Wan 2.2"])
+def test_chunks_are_those_of_a_loop_written_out(latents_of, oracle, exact, worst):
     """The video is encoded in calls of a chunk, there at once; strengths change from chunk to chunk."""
     config = config_of()
+    if latents_of == "Wan 2.2":
+        oracle, exact = VaeOracle(torch.float32, SMALL_2_2), VaeOracle(torch.float64, SMALL_2_2)
+        model = replace(config.model, in_channels=48, out_channels=48)
+        stream = replace(config.workload.stream, height=64, width=96, spatial_stride=16)
+        config = replace(config, model=model, workload=replace(config.workload, stream=stream, vae=SMALL_2_2))
     wan, text = random_wan_weights(config.model), random_text(config.model, 1)
     strengths = [0.6, 0.3, 1.0, 0.0, 0.8]
     video = video_of(config.workload.stream, len(strengths))
@@ -189,6 +198,42 @@ def test_rows_of_a_pool_are_at_chunks_and_strengths_of_their_own(oracle, tmp_pat
     assert all(np.array_equal(*pair) for pair in zip(made, alone[0.7][:5], strict=True))
     assert np.array_equal(pairs[0][1], alone[0.4][0])
     assert np.array_equal(anew, alone[0.4][0])
+
+
+def test_a_call_that_fails_encodes_its_frames_once(oracle, monkeypatch):
+    """The encoder has gone on when a chunk fails: the same call again gives the same bytes, other frames are refused,
+    and so is a snapshot, until the session restarts."""
+    config = config_of().changed(pool=PoolConfig(2, (1,)))
+    weights = weights_of(config, random_wan_weights(config.model), oracle)
+    text = random_text(config.model, 1).numpy()
+    frames = cut(video_of(config.workload.stream, 4), config.workload.stream)
+    with eager_pool(config, weights) as pool, pool.open_session(seed=SEED, text=text) as session:
+        wanted = [session.run_chunk(inputs_of(own, 0.5)).to_host() for own in frames]
+    run_chunk, failing = VideoDevice.run_chunk, [False]
+
+    def at_times(*arguments: Any) -> int:
+        if failing[0]:
+            raise DeviceMemoryError("none is left")
+        return run_chunk(*arguments)
+
+    monkeypatch.setattr(VideoDevice, "run_chunk", at_times)
+    with eager_pool(config, weights) as pool, pool.open_session(seed=SEED, text=text) as session:
+        for own, made in zip(frames[:3], wanted, strict=False):
+            failing[0] = True
+            with pytest.raises(DeviceMemoryError):
+                session.run_chunk(inputs_of(own, 0.5))
+            failing[0] = False
+            with pytest.raises(TornStreamError, match="was encoded before its call failed"):
+                session.run_chunk(inputs_of(255 - own, 0.5))
+            with pytest.raises(TornStreamError, match="was encoded before its call failed"):
+                session.snapshot()
+            assert np.array_equal(session.run_chunk(inputs_of(own, 0.5)).to_host(), made)
+        failing[0] = True
+        with pytest.raises(DeviceMemoryError):
+            session.run_chunk(inputs_of(frames[3], 0.5))
+        failing[0] = False
+        session.restart()
+        assert np.array_equal(session.run_chunk(inputs_of(frames[0], 0.5)).to_host(), wanted[0])
 
 
 def test_a_tiny_codec_encodes_the_video_alone(worst):

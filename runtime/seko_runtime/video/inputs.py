@@ -91,6 +91,8 @@ class CallerInputs:
         """Return the inputs of the next chunk of some streams as `of_chunk` does, from a mapping, or None, for each
         stream."""
         each = [self.of_chunk(row, row_inputs) for row, row_inputs in zip(rows, inputs, strict=True)]
+        if len(each) == 1:  # without another copy of a chunk's frames
+            return each[0]
         names = (*self._specs, *self._passing)
         return {name: np.concatenate([row_inputs[name] for row_inputs in each]) for name in names}
 
