@@ -62,7 +62,7 @@ def test_the_short_help_of_build_shows_about_a_dozen_options_and_where_the_other
     shown = sections(invoke("build", "--help").stdout)
     assert shown.pop("Help") == ["--help-all", "--help"]
     common = [option for option in options_of("build") if option.common]
-    assert len(common) == 13
+    assert len(common) == 14
     assert {heading: [*options] for heading, options in shown.items()} == {
         group: [spelled(option) for option in common if option.group == group]
         for group in headings("build")
