@@ -143,6 +143,9 @@ def build(
 @output_option(
     "--last-image", type=click.Path(path_type=Path), help="The last picture, of a model that takes two."
 )
+@output_option(
+    "--video", type=click.Path(path_type=Path), help="With --strength: the video to turn into another one."
+)
 @output_option("--serve", common=True, is_flag=True, help="Run the page of seko-serve instead.")
 @json_option
 @help_all_option
@@ -154,6 +157,7 @@ def try_command(
     seed: int | None,
     image: Path | None,
     last_image: Path | None,
+    video: Path | None,
     serve: bool,
     as_json: bool,
     **asked: Any,
@@ -166,14 +170,16 @@ def try_command(
     from seko_export.tools.trial import check_shown, serve_page, try_artifact, write_video
 
     pictures = {"--image": image, "--last-image": last_image}
-    of_video = {"--prompt": prompt, "--chunks": chunks, "--seed": seed, **pictures}
+    of_video = {"--prompt": prompt, "--chunks": chunks, "--seed": seed, **pictures, "--video": video}
     options_of_video = {option: value for option, value in of_video.items() if value is not None}
     if serve and options_of_video:
         raise UsageError(f"--serve: the page asks for these itself: leave out {', '.join(options_of_video)}")
-    check_shown(None if serve else output, pictures)
+    check_shown(None if serve else output, pictures, video)
     with shown_progress() as tell:
         build_it = partial(seko_export.build, progress=tell, note=note)
-        artifact, built = try_artifact(options_of(checkpoint, **asked), build_it, options_of_video)
+        artifact, built = try_artifact(
+            options_of(checkpoint, **asked), build_it, options_of_video, serves=serve
+        )
     how = "built" if built else "nothing changed since it was built"
     if serve:
         note(f"{artifact}: {how}")

@@ -41,6 +41,7 @@ from seko_runtime.format.manifest import MANIFEST_FILE
 from seko_runtime.format.own_folders import remove
 from seko_runtime.format.pipes import is_pipe
 from seko_runtime.format.private_files import read_private, shared_folder, write_private
+from seko_runtime.media_files.films import Film
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.video.files import SUFFIXES, check_output
 
@@ -52,7 +53,11 @@ _SETTLED_NS = 5_000_000_000  # longer than a tick of any file system's clock, an
 
 
 def try_artifact(
-    options: BuildOptions, build: Callable[[BuildOptions, Path], object], run_options: Collection[str] = ()
+    options: BuildOptions,
+    build: Callable[[BuildOptions, Path], object],
+    run_options: Collection[str] = (),
+    *,
+    serves: bool = False,
 ) -> tuple[Path, bool]:
     """Return the folder in the cache of the artifact with the given options, and whether this call has built the
     artifact.
@@ -68,6 +73,8 @@ def try_artifact(
         Function that builds an artifact: `seko_export.build`, which is called with the options and the folder.
     run_options : collection of str
         Options of the run that will follow, such as ``--prompt``.
+    serves : bool
+        Whether the page will run instead.
 
     Raises
     ------
@@ -83,7 +90,7 @@ def try_artifact(
         )
     check_files(options)
     resolved = resolve_build(options)
-    _check_run(resolved.config, run_options)
+    _check_run(resolved.config, run_options, serves=serves)
     home = _own_home()
     folder = home / _key(options, resolved, _Digests(home / _DIGESTS))
     if _is_whole(folder):
@@ -140,7 +147,7 @@ def _is_whole(folder: Path) -> bool:
     return False
 
 
-def _check_run(config: VideoBuild, run_options: Collection[str]) -> None:
+def _check_run(config: VideoBuild, run_options: Collection[str], *, serves: bool) -> None:
     """Refuse an option of the run that an artifact with this configuration does not take."""
     if "--prompt" in run_options and not config.model.takes_text:
         raise UsageError(f"--prompt: {config.model.name!r} takes no text; leave it out")
@@ -153,6 +160,13 @@ def _check_run(config: VideoBuild, run_options: Collection[str]) -> None:
             "--image: no VAE of this build encodes pictures; name one with --vae, or beside a tiny decoder with "
             "--vae-encoder, or leave it out"
         )
+    turns, video = config.workload.stream.strength is not None, "--video" in run_options
+    if video and not turns:
+        raise UsageError("--video: this build takes no video; give --strength, or leave it out")
+    if turns and not (video or serves):
+        raise UsageError(
+            "this build turns a video into another one: give --video FILE, or --serve for a camera in the page"
+        )
     two, named = config.model.seen_pictures > 1, "--last-image" in run_options
     if "--image" in run_options and two != named:
         wrong = "a last picture, too; give --last-image" if two else "no last picture; leave --last-image out"
@@ -161,9 +175,11 @@ def _check_run(config: VideoBuild, run_options: Collection[str]) -> None:
         raise UsageError("--last-image belongs to --image: give the first picture, too")
 
 
-def check_shown(output: Path | None, pictures: Mapping[str, Path | None] = MappingProxyType({})) -> None:
+def check_shown(
+    output: Path | None, pictures: Mapping[str, Path | None] = MappingProxyType({}), video: Path | None = None
+) -> None:
     """Check, before the build, that a video can be written or, without an output, that the server is installed; and
-    that pictures, by the option that names each, can be read.
+    that pictures, by the option that names each, and an input video can be read.
 
     Raises
     ------
@@ -177,6 +193,8 @@ def check_shown(output: Path | None, pictures: Mapping[str, Path | None] = Mappi
     for option, path in pictures.items():
         if path is not None:
             load_image(path, option)
+    if video is not None:
+        Film(video)
     if output is not None:
         if output.suffix not in SUFFIXES and not is_pipe(output):
             raise UsageError(f"-o {output}: expected a file that ends in one of {', '.join(SUFFIXES)}")

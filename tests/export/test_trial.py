@@ -322,6 +322,15 @@ def test_what_cannot_be_shown_is_told_before_the_build(
     ):
         with pytest.raises(BuildUsageError, match=sentence):
             try_artifact(BuildOptions(checkpoint, vae=vae, target="cpu"), build, options)
+    turning = BuildOptions(tmp_path / "tiny", vae=vae, target="cpu", strength=0.5)
+    with pytest.raises(BuildUsageError, match="give --video FILE, or --serve"):
+        try_artifact(turning, build)
+    with pytest.raises(BuildUsageError, match="--video: this build takes no video"):
+        try_artifact(BuildOptions(tmp_path / "tiny", target="cpu"), build, ("--video",))
+    for run_options, serves in ((("--video",), False), ((), True)):
+        assert try_artifact(turning, build, run_options, serves=serves)[0].is_dir()
+    with pytest.raises(InputFileError, match=r"^--video .*empty\.png is empty"):
+        check_shown(tmp_path / "video.npy", video=tmp_path / "empty.png")
     monkeypatch.setattr(trial, "SERVER", "no_such_server")
     with pytest.raises(MachineError, match="--serve needs the server"):
         check_shown(None)
@@ -330,7 +339,7 @@ def test_what_cannot_be_shown_is_told_before_the_build(
 def test_the_run_gets_the_options_of_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words: list[str] = []
     monkeypatch.setattr(trial, "load_image", lambda *_: None)
-    monkeypatch.setattr(trial, "try_artifact", lambda *_: (tmp_path, True))
+    monkeypatch.setattr(trial, "try_artifact", lambda *_, **__: (tmp_path, True))
     monkeypatch.setattr(trial, "write_video", lambda *arguments: words.extend(arguments[-1]) or {})
     asked = ["--prompt", "a dog", "--image", "a.png", "--last-image", "b.png", "--chunks", "2", "--seed", "5"]
     done = CliRunner().invoke(main, ["try", "-o", str(tmp_path / "a.npy"), *asked])
@@ -353,7 +362,7 @@ def test_a_failed_run_says_why_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The run's process prints to the same stderr."""
-    monkeypatch.setattr(trial, "try_artifact", lambda *_: (tmp_path / "none", True))
+    monkeypatch.setattr(trial, "try_artifact", lambda *_, **__: (tmp_path / "none", True))
     done = CliRunner().invoke(main, ["try", "-o", str(tmp_path / "a.npy"), "--json"])
     sentence = f"{tmp_path / 'none'} was not found"
     assert done.exit_code == 4
