@@ -86,7 +86,8 @@ def model_weights(
     }
     known_names: set[str] = set()
     for piece in pieces.values():
-        own = next((prefix for prefix in sources if piece.prefix.startswith(prefix)), "")
+        there = (prefix for prefix, source in sources.items() if source is not None)
+        own = next((prefix for prefix in there if piece.prefix.startswith(prefix)), "")
         source = sources.get(own) or checkpoint
         for layer in piece.served or (0,):
             for argument in piece.parameters:
