@@ -21,7 +21,7 @@ from tests.support.lone_runtime import LINKED, build_project, build_wheel, make_
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"
 WEATHER = Path(__file__).parent / "weather"
-SERVING = ("ftfy", "av", "starlette", "uvicorn", "websockets", "prometheus_client")
+SERVING = ("ftfy", "av", "pillow", "starlette", "uvicorn", "websockets", "prometheus_client")
 
 
 def blocks(language: str) -> list[str]:
