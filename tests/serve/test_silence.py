@@ -138,7 +138,7 @@ def test_a_page_sees_that_its_server_is_silent_and_goes_on_when_it_is_back(silen
         page.until(f"{FRAMES} > 20 && {STATE} === 'Live'")
         silence(True)
         page.until("document.getElementById('state').classList.contains('wait')")
-        assert page.value("document.getElementById('notice').checkVisibility()")
+        page.until("document.getElementById('notice').checkVisibility()")
         page.until("document.getElementById('fps').textContent === '0.0'")
         page.until(f"{IS_ERROR} && {STATE} === 'The connection was lost. Trying again'")
         stood = page.value(FRAMES)
