@@ -35,7 +35,7 @@ seko_try_extra clients
 # At home a test skips where a program is missing; CI is to have them all.
 if [ "${CI:-}" = true ]; then
     missing=
-    for program in g++ chromium-headless-shell nginx redis-server promtool buildah debootstrap; do
+    for program in g++ chromium-headless-shell nginx redis-server promtool; do
         command -v "$program" >/dev/null || missing="$missing $program"
     done
     if [ -n "$missing" ]; then

@@ -17,7 +17,7 @@ FILE_VARIABLE = "SEKO_SKIPS"  # the file that takes the rows of several runs, fo
 NOT_TO_INSTALL = re.compile(
     r"CUDA|GPU|Hopper|sm_\d+|no fp8 matrix|this machine has a driver|tensorrt-lean-cu13"
     r"|root|cannot be mounted|no closed box|not a git checkout"
-    r"|SEKO_FASTVIDEO_WHEEL|skimage|prompts that change"
+    r"|SEKO_FASTVIDEO_WHEEL|SEKO_IMAGES|skimage|prompts that change"
     r"|torch 2\.11|oneDNN|Pillow shrinks|Python's reader agreed"
     r"|the compiler's own caches|cudagraph trees|as two other tests see"
 )
