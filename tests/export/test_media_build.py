@@ -37,7 +37,7 @@ STREAM = StreamConfig(32, 32, 3, 1, 6, batch=2)
 CONFIG = VideoBuild(
     TINY.model, VideoConfig(STREAM, Schedule.warped(), "fp32", text=TEXT, vae=VAE), TargetConfig("cpu")
 )
-MEDIA = ("text", "vae_encode", "vae_decode_first", "vae_decode")
+MEDIA = ("text_start", "text_layer", "text_end", "vae_encode", "vae_decode_first", "vae_decode")
 EXACT = TOLERANCES[torch.float32]["exact"]
 
 

@@ -28,7 +28,9 @@ CONFIG = VideoBuild(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["text", "vae_encode", "vae_decode_first", "vae_decode"])
+@pytest.mark.parametrize(
+    "name", ["text_start", "text_layer", "text_end", "vae_encode", "vae_decode_first", "vae_decode"]
+)
 def test_a_media_piece_gives_what_its_module_gives(name: str) -> None:
     piece = make_pieces(CONFIG)[name]
     run = forms.runner(piece_model(piece))

@@ -64,7 +64,9 @@ def test_every_piece_has_a_plan_with_the_signature_of_the_manifest(
     graph = graph_of(WHOLE)
     pieces, caches = graph.pieces, backend.kv_caches(graph)
     assert caches["block"] == tuple(pieces["block"].mutates)
-    assert {"block", "block_full", "embed", "head", "noise", "advance", "text", "vae_decode"} <= set(pieces)
+    assert {"block", "block_full", "embed", "head", "noise", "advance", "text_layer", "vae_decode"} <= set(
+        pieces
+    )
     for name in models:
         piece = pieces[name]
         form = plan_form(models[name], kv_caches=caches[name])
