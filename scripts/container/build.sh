@@ -40,10 +40,11 @@ if ! build inspect --type image "$base" >/dev/null 2>&1; then
 fi
 
 authorities=/etc/ssl/certs/ca-certificates.crt # this machine's, as some have their own
+index=${PIP_INDEX_URL:-$(python3 -c 'from pip._internal.models.index import PyPI; print(PyPI.simple_url)')}
 cat >"$folder/pip.conf" <<END
 [global]
 cert = $authorities
-extra-index-url = ${PIP_INDEX_URL:-https://pypi.org/simple}
+extra-index-url = $index
 find-links = ${PIP_FIND_LINKS:-}
 retries = 1
 END
