@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seko_export.backends.base import BuildContext, Capabilities, ExportBackend
+from seko_export.backends.onnx_form import LACKING
 from seko_export.backends.onnx_form.translate import piece_model, require_onnx
 from seko_export.errors import MachineError
 from seko_export.workloads.registry import workload_of
@@ -64,16 +65,7 @@ BACKEND = ExportBackend(
         devices=("cpu",),
         kv_schemes=("bf16", "fp4"),
         pools=False,
-        lacks=(
-            "--pass-caches",
-            "--layer-rings",
-            "--window-positions",
-            "--sink-average",
-            "--rolling",
-            "--reference-frames",
-            "--vae-fp8",
-            "--strength",
-        ),
+        lacks=LACKING,
         workloads=("video",),  # others are pools
     ),
     export_piece,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from seko_export.backends.base import Capabilities, ExportBackend
+from seko_export.backends.onnx_form import LACKING
 from seko_export.backends.onnx_form.kept_ops import MANY
 from seko_export.backends.onnx_form.translate import NEWEST_OPSET, piece_model, require_onnx
 from seko_export.engines.key import engine_file
@@ -54,16 +55,7 @@ def plan_backend(library: TensorRt) -> ExportBackend:
             kv_schemes=("bf16", "fp4"),
             pools=False,
             workloads=("video",),  # their layers and plugins write its caches
-            lacks=(
-                "--pass-caches",
-                "--layer-rings",
-                "--window-positions",
-                "--sink-average",
-                "--rolling",
-                "--reference-frames",
-                "--vae-fp8",
-                "--strength",
-            ),
+            lacks=LACKING,
         ),
         export_form,
         suffix=PLAN_SUFFIX,
