@@ -147,7 +147,7 @@ def media_buffers(config: VideoBuild) -> tuple[Buffer, ...]:
         ]
     if s.strength is not None:
         buffers += [
-            Buffer(VIDEO_IN_FRAMES, (config.workload.state_rows, *_taken_frames(config)), "uint8", "session"),
+            Buffer(VIDEO_IN_FRAMES, (config.workload.state_rows, *taken_frames(config)), "uint8", "session"),
             Buffer(
                 VIDEO_IN_LATENTS,
                 (config.workload.state_rows, *_latent_shape(config, s.chunk_frames)),
@@ -318,7 +318,7 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
 def _video_encoders(config: VideoBuild) -> list[Piece]:
     """Return the engines that encode a chunk of input video: the first one of a stream, and later ones."""
     vae, s, dtype = _video_vae(config), config.workload.stream, config.target.dtype
-    video = Argument("video", f"buffer:{VIDEO_IN_FRAMES}[row]", _taken_frames(config), torch.uint8)
+    video = Argument("video", f"buffer:{VIDEO_IN_FRAMES}[row]", taken_frames(config), torch.uint8)
     latents = Argument(
         "latents", f"buffer:{VIDEO_IN_LATENTS}[row]", _latent_shape(config, s.chunk_frames), torch.float32
     )
@@ -367,8 +367,8 @@ def _video_vae(config: VideoBuild) -> VaeConfig:
     return vae
 
 
-def _taken_frames(config: VideoBuild) -> tuple[int, int, int, int]:
-    """Return the shape of the input frames of one row's chunk."""
+def taken_frames(config: VideoBuild) -> tuple[int, int, int, int]:
+    """Return the shape [T, H, W, 3] of the frames of input video of one row's chunk."""
     s = config.workload.stream
     return (s.chunk_frames * s.temporal_stride, s.height, s.width, PICTURE_CHANNELS)
 

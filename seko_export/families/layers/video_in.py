@@ -7,6 +7,7 @@ from torch import Tensor
 
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Argument
+from seko_export.media.pieces import taken_frames
 from seko_runtime.controls.video_in import (
     FRAMES_KIND,
     STRENGTH_KIND,
@@ -15,7 +16,7 @@ from seko_runtime.controls.video_in import (
     VideoInParameters,
 )
 from seko_runtime.format.manifest import Buffer, ControlSpec, InputSpec
-from seko_runtime.video.contract import PICTURE_CHANNELS, VIDEO_IN_FRAMES, VIDEO_IN_LATENTS
+from seko_runtime.video.contract import VIDEO_IN_FRAMES, VIDEO_IN_LATENTS
 
 VIDEO, STRENGTH, TIME_SCALE = "video", "strength", "time_scale"  # names of the inputs
 
@@ -26,9 +27,8 @@ def video_inputs(config: VideoBuild) -> tuple[InputSpec, ...]:
     s = config.workload.stream
     if s.strength is None:
         return ()
-    frames = (s.chunk_frames * s.temporal_stride, s.height, s.width, PICTURE_CHANNELS)
     return (
-        InputSpec(VIDEO, frames, "uint8", VIDEO_IN_FRAMES, "chunk", kind=FRAMES_KIND),
+        InputSpec(VIDEO, taken_frames(config), "uint8", VIDEO_IN_FRAMES, "chunk", kind=FRAMES_KIND),
         InputSpec(STRENGTH, (1,), "float32", f"input.{STRENGTH}", "chunk", kind=STRENGTH_KIND),
         InputSpec(TIME_SCALE, (2,), "float32", f"input.{TIME_SCALE}", "chunk", kind=TIMES_KIND),
     )
