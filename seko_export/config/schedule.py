@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
-from seko_runtime.controls.video_in import EARLIER, MOTION, trained_level
+from seko_runtime.controls.strengths import EARLIER, MOTION, trained_level
 from seko_runtime.errors import UsageError as SessionUsageError
 from seko_runtime.video.manifest import MAX_PASSES
 from seko_runtime.video.schedule import (

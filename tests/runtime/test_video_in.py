@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from seko_runtime.controls.recording import as_json, of_json
+from seko_runtime.controls.strengths import VideoInParameters
 from seko_runtime.controls.video_in import (
     DROPPED,
     HELD_CHUNKS,
     REPEATED,
     TAKEN,
     VideoInControl,
-    VideoInParameters,
 )
 from seko_runtime.errors import DecodingError, InputFileError, UsageError
 from seko_runtime.format.manifest import InputSpec

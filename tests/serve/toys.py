@@ -11,12 +11,12 @@ import torch
 
 from seko_runtime import Pool
 from seko_runtime.controls.actions import AXES, ActionsControl, Axis, Binding
+from seko_runtime.controls.strengths import VideoInParameters
 from seko_runtime.controls.video_in import (
     FRAMES_KIND,
     STRENGTH_KIND,
     TIMES_KIND,
     VideoInControl,
-    VideoInParameters,
 )
 from seko_runtime.controls.voice import PLAIN, WINDOW
 from seko_runtime.format.manifest import Buffer, Call, ControlSpec, EngineSpec, InputSpec, TensorSpec

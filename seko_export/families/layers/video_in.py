@@ -8,12 +8,12 @@ from torch import Tensor
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Argument
 from seko_export.media.pieces import taken_frames
+from seko_runtime.controls.strengths import VideoInParameters
 from seko_runtime.controls.video_in import (
     FRAMES_KIND,
     STRENGTH_KIND,
     TIMES_KIND,
     VideoInControl,
-    VideoInParameters,
 )
 from seko_runtime.format.manifest import Buffer, ControlSpec, InputSpec
 from seko_runtime.video.contract import VIDEO_IN_FRAMES, VIDEO_IN_LATENTS
