@@ -378,6 +378,15 @@ class VideoDevice(Device):
         self.layers.arm()
         self.run_all(programs.cache_writers)
 
+    def restart(self, row: int) -> None:
+        """Let the row's next chunk be a stream's first for the programs beside the passes, on the host alone."""
+        if self.context is not None:
+            self.context.forget(row)
+        if self.decoder is not None:
+            self.decoder.restart(row)
+        if self.encoder is not None:
+            self.encoder.restart(row)
+
     def clear_cache(self, row: int) -> None:
         """Queue zeros into the part of every cache buffer that belongs to a row.
 

@@ -481,13 +481,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         """Set the host's state of a row to the beginning of a stream, whose conditioning frames must have been set
         before."""
         self.streams.restart(row)
-        device = self.device()
-        if device.context is not None:
-            device.context.forget(row)
-        if device.decoder is not None:
-            device.decoder.restart(row)
-        if device.encoder is not None:
-            device.encoder.restart(row)
+        self.device().restart(row)
 
     def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]]]:
         device = self.device()
@@ -513,12 +507,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     def _load(self, row: int, state: RowState) -> None:
         device = self.device()
         self.streams.load(row, state)
-        if device.context is not None:
-            device.context.forget(row)
-        if device.decoder is not None:
-            device.decoder.restart(row)
-        if device.encoder is not None:
-            device.encoder.restart(row)
+        device.restart(row)
         device.half_prompted.discard(row)
 
     def _let_go(self, rows: Sequence[int]) -> None:
