@@ -432,6 +432,8 @@ class BuildOptions:
             raise UsageError("--lora-partial needs a --lora: name one, or leave it out")
         if self.heads is not None and self.heads < 1:
             raise UsageError(f"--heads {self.heads}: expected at least 1")
+        if self.decode_frames is not None and self.decode_frames < 1:
+            raise UsageError(f"--decode-frames {self.decode_frames}: expected at least 1")
         if self.fp4_kv and self.kv not in (None, "fp4"):
             raise UsageError(f"--fp4-kv contradicts --kv {self.kv}: give one of them")
         if self.pass_caches is False and self.context == REUSE:

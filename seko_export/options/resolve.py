@@ -147,7 +147,7 @@ def _video_build(
         convolutions=machine.arch if can.convolutions and device == "cuda" else "",
         offload_text=options.offload_text,
         offload_layers=options.offload_layers,
-        decode_frames=_decode_frames(options),
+        decode_frames=options.decode_frames or 0,
     )
     keys, values = (target.exact_scheme if name == EXACT else name for name in (wanted.keys, wanted.values))
     schedule = asked_schedule(options, chosen.schedule or Schedule.warped())
@@ -187,13 +187,6 @@ def _video_build(
     except KernelsError as error:
         raise UsageError(f"--kv {config.workload.kv_scheme}: {error}") from None
     return config
-
-
-def _decode_frames(options: BuildOptions) -> int:
-    asked = options.decode_frames
-    if asked is not None and asked < 1:
-        raise UsageError(f"--decode-frames {asked}: expected at least 1")
-    return asked or 0
 
 
 def _with_kernels(config: VideoBuild, options: BuildOptions, machine: Target) -> VideoBuild:

@@ -24,15 +24,12 @@ def home_bytes(config: VideoBuild) -> int:
 def chunk_offload_bytes(config: VideoBuild) -> int:
     """Return the bytes that a chunk copies between the host and a rank's device, both directions together.
 
-    Each pass copies the weights of offloaded layers to the device.
-
-    Each pass of a chunk copies every layer of the pass's cache to the device once. Each layer is copied back once,
-    after the last pass that writes it.
+    Each pass of a chunk copies every layer of the pass's cache to the device once, and the weights of offloaded layers.
+    Each layer of a cache is copied back once, after the last pass that writes it.
     """
-    # If each pass has its own cache, a pass fetches only its own.
-    stream, passes = config.workload.stream, len(config.workload.schedule.timesteps)
-    fetches = 1 if stream.pass_caches else passes + stream.has_context
-    runs = passes + stream.has_context
+    stream = config.workload.stream
+    runs = len(config.workload.schedule.timesteps) + stream.has_context
+    fetches = 1 if stream.pass_caches else runs  # of caches of its own, a pass fetches only its own
     return home_bytes(config) * (fetches + 1) + runs * layer_bytes(config)
 
 
