@@ -41,6 +41,17 @@ def fill_chunks(stream: Any) -> int:
     return -(-int(stream.cache_frames) // int(stream.chunk_frames)) + 2
 
 
+def paced_times(session: Any, stream: Any, chunks: int) -> list[float]:
+    """Return the milliseconds from chunk to chunk of a stream whose cache is full, with every frame on the host."""
+    fill, times = fill_chunks(stream), []
+    before = time.perf_counter()
+    for _ in session.stream(chunks=fill + chunks):
+        now = time.perf_counter()
+        times.append(1e3 * (now - before))
+        before = now
+    return times[fill:]
+
+
 def spread(times: list[float]) -> dict[str, float]:
     """Return median, p90, p99 and largest of some times."""
     tails = {name: percentile(times, share) for name, share in (("p90", 0.9), ("p99", 0.99))}

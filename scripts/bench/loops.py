@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scripts.bench.counting import fill_chunks, peak_bytes
+from scripts.bench.counting import paced_times, peak_bytes
 from scripts.bench.full_model import FAST, FullModelBench, measure, steady
 from scripts.bench.rows import append_row
 from seko_export import BuildOptions
@@ -133,13 +132,8 @@ def _of_preset(bench: Bench, figure: str, config: VideoBuild) -> None:
 def _paced(bench: Bench, figure: str, config: VideoBuild, session: Session) -> None:
     """Append the row of a stream's video frames a second, once its cache is full."""
     s = config.workload.stream
-    fill, times = fill_chunks(s), []
-    before = time.perf_counter()
-    for _ in session.stream(chunks=fill + bench.options.chunks):
-        now = time.perf_counter()
-        times.append(1e3 * (now - before))
-        before = now
-    chunk_ms, frames = statistics.median(times[fill:]), s.chunk_frames * s.temporal_stride
+    chunk_ms = statistics.median(paced_times(session, s, bench.options.chunks))
+    frames = s.chunk_frames * s.temporal_stride
     bench.row(figure, config, 1e3 * frames / chunk_ms, FPS, chunk_ms=chunk_ms, peak_bytes=peak_bytes())
 
 

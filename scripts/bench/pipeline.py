@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 
 from scripts.bench import built
 from scripts.bench.children import last_json, run_python
-from scripts.bench.counting import fill_chunks
+from scripts.bench.counting import paced_times
 from scripts.bench.rows import append_row
 from seko_export.tools.inspection import percentile
 
@@ -213,23 +212,17 @@ def _stream_ms(artifact: Path, chunks: int, steps: int | None, *, overlap: bool)
 
     with open_artifact(artifact) as opened:
         stream = opened.manifest.workload.stream
-        fill = fill_chunks(stream)
         video_s = stream.chunk_frames * stream.video_frames_per_latent / stream.fps
         prompt = {"prompt": PROMPT} if opened.manifest.workload.text else {}
         with opened.open_session(overlap=overlap, steps=steps, **prompt) as session:
             for video in session.controls.of_kind("video_in"):
                 size = opened.manifest.workload.stream.height, opened.manifest.workload.stream.width
                 video.take({"frame": np.zeros((*size, 3), np.uint8)})
-            times = []
-            before = time.perf_counter()
-            for _ in session.stream(chunks=fill + chunks):
-                now = time.perf_counter()
-                times.append(1e3 * (now - before))
-                before = now
-    median = statistics.median(times[fill:])
+            times = paced_times(session, stream, chunks)
+    median = statistics.median(times)
     return {
         "chunk_ms": median,
-        "p90_ms": percentile(times[fill:], 0.9),
+        "p90_ms": percentile(times, 0.9),
         "video_s": video_s,
         "fps": 1e3 * video_s * stream.fps / median,
     }

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from typing import Any
 
 from PIL import Image
 
-from scripts.bench.counting import fill_chunks, peak_bytes, spread
+from scripts.bench.counting import paced_times, peak_bytes, spread
 from scripts.bench.full_model import (
     FAST,
     PLAIN,
@@ -161,16 +160,11 @@ def fps(bench: Bench) -> None:
     config = bench.config(decoded=True)
     bench.compile([config])
     s = config.workload.stream
-    fill, times = fill_chunks(s), []
     with bench.opened(config) as session:
         play(session)
-        before = time.perf_counter()
-        for _ in session.stream(chunks=fill + bench.options.chunks):
-            now = time.perf_counter()
-            times.append(1e3 * (now - before))
-            before = now
+        times = paced_times(session, s, bench.options.chunks)
         kv_bytes = session.manifest.workload.kv.pool_bytes
-    chunk_ms, frames = statistics.median(times[fill:]), s.chunk_frames * s.temporal_stride
+    chunk_ms, frames = statistics.median(times), s.chunk_frames * s.temporal_stride
     bench.row(
         f"{FIGURES[config.model.family]}_fps", config, 1e3 * frames / chunk_ms, "video frames a second, on the host",
         chunk_ms=chunk_ms, kv_bytes=kv_bytes, peak_bytes=peak_bytes(),
