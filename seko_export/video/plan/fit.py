@@ -103,7 +103,12 @@ def fit(options: BuildOptions, memory_bytes: int, config_of: ConfigOf) -> Fitted
     UsageError
         If the build does not fit with all of them; the message says what would.
     """
-    known: dict[BuildOptions, int | None] = {}
+    plain = replace(options, fit=None)
+
+    def bytes_of(config: VideoBuild) -> int:
+        return int(memory_report(config, memory_bytes, Work.of(config))["peak_bytes"])
+
+    known: dict[BuildOptions, int | None] = {plain: bytes_of(config_of(plain))}  # with its own errors
 
     def peak(asked: BuildOptions) -> int | None:
         """Return the bytes of a build; None if it cannot have these options."""
@@ -113,11 +118,9 @@ def fit(options: BuildOptions, memory_bytes: int, config_of: ConfigOf) -> Fitted
             except UsageError:
                 known[asked] = None
             else:
-                known[asked] = memory_report(config, memory_bytes, Work.of(config))["peak_bytes"]
+                known[asked] = bytes_of(config)
         return known[asked]
 
-    plain = replace(options, fit=None)
-    config_of(plain)  # for its own errors
     chosen: tuple[Saving, ...] = ()
     least = _known(peak(plain))
     for saving in (saving for saving in SAVINGS if not _asked(plain, saving)):
