@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import StaleChunkError, TornStreamError
 from seko_runtime.executor.program import BoundProgram
-from seko_runtime.host.faults import captured
-from seko_runtime.host.part_times import part
 from seko_runtime.video.contract import DECODE_LATENTS, VIDEO, VIDEO_FIRST
+from seko_runtime.video.stream_programs import StreamPrograms
 
 # host buffers of a row's frames: a chunk's frames can be read until the fourth chunk after it is queued
 FRAME_BLOCKS = 4
@@ -56,12 +55,8 @@ class Decoder:
         # nothing.
         self.overlaps = overlap and memory.captures
         self._memory = memory
-        self._programs = {True: list(first), False: list(steady)}
-        self._runs: dict[bool, list[Callable[[], None]]] = {
-            kind: [program.run for program in programs] for kind, programs in self._programs.items()
-        }
+        self._programs = StreamPrograms(first, steady, [buffers[name] for name in decode_buffers])
         self._latents = buffers[DECODE_LATENTS]
-        self._buffers = {name: buffers[name] for name in decode_buffers}
         self._lane = memory.lane(overlaps=self.overlaps)
         self._blocks = self._lane.result_blocks(
             {VIDEO_FIRST: buffers[VIDEO_FIRST], VIDEO: buffers[VIDEO]}, FRAME_BLOCKS
@@ -73,21 +68,7 @@ class Decoder:
     def prepare(self) -> None:
         """Run each decode program once to load its kernels, zero the buffers that it wrote, and capture it if the
         memory can."""
-        if self._memory.warm_up_runs:
-            with part("warm"):
-                with self._lane.ordered():
-                    for _ in range(self._memory.warm_up_runs):
-                        for kind in (True, False):
-                            for program in self._programs[kind]:
-                                program.run()
-                    for buffer in self._buffers.values():
-                        self._memory.zero(buffer)
-                self._memory.wait()
-        if self._memory.captures:
-            self._runs = {
-                kind: [captured(self._lane, program.run, "the decoder's run") for program in programs]
-                for kind, programs in self._programs.items()
-            }
+        self._programs.prepare(self._memory, self._lane, "the decoder's run")
 
     def reserve(self, row: int) -> None:
         """Allocate the host buffers of a row's frames before the row's chunks run, because allocating may wait for the
@@ -148,7 +129,7 @@ class Decoder:
             try:
                 for row, begin in zip(rows, begins, strict=True):
                     if row not in self._rows_done:
-                        self._runs[begin][row]()
+                        self._programs.run(row, begin=begin)
                         self._rows_done.add(row)
             finally:
                 self._lane.mark_read()
@@ -174,7 +155,7 @@ class Decoder:
                 )
             with self._lane.ordered():
                 try:
-                    self._runs[number == 0][row]()
+                    self._programs.run(row, begin=number == 0)
                 finally:
                     self._lane.mark_read()
 
@@ -221,8 +202,6 @@ class Decoder:
 
     def close(self) -> None:
         """Release captured graphs and programs. Call `close` after `Memory.wait`."""
-        self._runs.clear()
-        self._programs.clear()
-        self._buffers.clear()
+        self._programs.close()
         del self._latents, self._blocks
         self._lane.close()

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import TornStreamError
 from seko_runtime.executor.program import BoundProgram
-from seko_runtime.host.faults import captured
-from seko_runtime.host.part_times import part
+from seko_runtime.video.stream_programs import StreamPrograms
 
 
 class VideoEncoder:
@@ -43,31 +42,14 @@ class VideoEncoder:
         written: Sequence[Tensor],
         memory: Memory,
     ) -> None:
-        self._programs = {True: list(first), False: list(later)}
-        self._runs: dict[bool, list[Callable[[], None]]] = {
-            kind: [program.run for program in programs] for kind, programs in self._programs.items()
-        }
-        self._frames, self._written, self._memory = frames, list(written), memory
+        self._programs = StreamPrograms(first, later, written)
+        self._frames, self._memory = frames, memory
         # rows whose next chunk's frames a failed call has already encoded
         self._rows_done: set[int] = set()
 
     def prepare(self) -> None:
         """Run each program once to load its kernels, zero what it wrote, and capture it if the memory can."""
-        if self._memory.warm_up_runs:
-            with part("warm"):
-                with self._memory.ordered():
-                    for _ in range(self._memory.warm_up_runs):
-                        for programs in self._programs.values():
-                            for program in programs:
-                                program.run()
-                    for tensor in self._written:
-                        self._memory.zero(tensor)
-                self._memory.wait()
-        if self._memory.captures:
-            self._runs = {
-                kind: [captured(self._memory, program.run, "the video encoder's run") for program in programs]
-                for kind, programs in self._programs.items()
-            }
+        self._programs.prepare(self._memory, self._memory, "the video encoder's run")
 
     def encode(self, rows: Sequence[int], begins: Sequence[bool], frames: NDArray[np.uint8]) -> None:
         """Queue the encoding of the next chunk's frames of some rows. Call `encode` inside `Memory.ordered`.
@@ -94,7 +76,7 @@ class VideoEncoder:
             held, given = self._frames(row), frames[at : at + 1]
             if row not in self._rows_done:
                 self._memory.write(held, given)
-                self._runs[begin][row]()
+                self._programs.run(row, begin=begin)
                 self._rows_done.add(row)
             elif not np.array_equal(self._memory.read(held), given):
                 raise self._ahead(row)
@@ -120,7 +102,5 @@ class VideoEncoder:
 
     def close(self) -> None:
         """Release captured graphs and programs. Call `close` after `Memory.wait`."""
-        self._runs.clear()
-        self._programs.clear()
-        self._written.clear()
+        self._programs.close()
         del self._frames
