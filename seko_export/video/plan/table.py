@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from seko_export.config.stream import REBUILD, REUSE
+from seko_export.config.stream import REBUILD, REUSE, StreamConfig
 
 _WEIGHTS = {
     "transformer": "transformer",
@@ -114,7 +114,7 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
         again = report["stream"]["context"] == REBUILD
         what = "encoding a frame again" if again else "encoding the input video"
         yield _row(what, *blank, f"{report['encode_s'] * 1e3:.2f}")
-    steps = report["passes"] + _cached(report["stream"]).endswith(_CONTEXT)
+    steps = report["passes"] + StreamConfig(**report["stream"]).has_context
     media = ", decoding" * bool(report["decode_s"]) + ", encoding" * bool(report["encode_s"])
     yield _row(f"a chunk: {steps} steps{media}", *blank, f"{report['chunk_s'] * 1e3:.2f}")
     if report["stream_bytes"]:
