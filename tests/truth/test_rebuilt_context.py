@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,15 +19,13 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.registry import graph_of, presets
-from seko_export.goldens.eager import Engine
 from seko_export.options.declaration import BuildOptions
 from seko_export.video.plan.predict import PlanRequest, predict
 from seko_export.video.plan.table import show
-from seko_export.video.recording import eager_session as raw_session
-from seko_runtime.errors import EngineRunError
 from tests.export.vae_oracle import SMALL, VaeOracle
 from tests.support.asked import resolved
 from tests.support.eager_pool import eager_pool
+from tests.support.made_again import made_again
 from tests.support.stacked import eager_session
 from tests.support.tolerances import STREAM, relative_error
 from tests.truth.eager_stream import random_text, random_wan_weights, small_config
@@ -183,26 +181,7 @@ def test_a_chunk_that_failed_has_the_same_context(oracle, engine: str) -> None:
     weights = weights_of(config, wan, oracle)
     with eager_session(config, weights, text, [SEED]) as session:
         wanted = [session.run_chunk().to_host() for _ in range(5)]
-    failing = [False]
-
-    def around(inner: Engine) -> Engine:
-        def run(inputs: list[Tensor]) -> Sequence[Tensor]:
-            outputs = inner(inputs)
-            if failing[0]:
-                raise RuntimeError("planted")
-            return outputs
-
-        return run
-
-    with raw_session(config, weights, text, [SEED], around={engine: around}) as session:
-        chunks = []
-        for number in range(5):
-            failing[0] = number > 2
-            if failing[0]:
-                with pytest.raises(EngineRunError, match="planted"):
-                    session.run_chunk()
-                failing[0] = False
-            chunks.append(session.run_chunk().to_host())
+    chunks = made_again(config, weights, text, SEED, engine=engine, failing=(3, 4))
     assert all(np.array_equal(*both) for both in zip(chunks, wanted, strict=True))
 
 

@@ -22,18 +22,17 @@ from seko_export.errors import UsageError
 from seko_export.families.layers.rolling import RollingBlock, Window
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.registry import graph_of, presets
-from seko_export.goldens.eager import Engine, eager_manifest
+from seko_export.goldens.eager import eager_manifest
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.options.declaration import BuildOptions
 from seko_export.video.plan.predict import PlanRequest, predict
-from seko_export.video.recording import eager_session as raw_session
-from seko_runtime.errors import EngineRunError
 from seko_runtime.errors import UsageError as SessionUsageError
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.schedule import rescheduled
 from seko_runtime.video.workload import WORKLOAD
 from tests.support.asked import resolved
 from tests.support.eager_pool import eager_pool
+from tests.support.made_again import made_again
 from tests.support.stacked import eager_session
 from tests.support.tolerances import STEP, STREAM, relative_error
 from tests.truth.eager_stream import random_text, random_wan_weights, small_config
@@ -138,26 +137,7 @@ def test_a_chunk_that_failed_is_made_from_the_same_latents(engine: str) -> None:
     weights, text = weights_of(config), random_text(config.model, 1)
     with eager_session(config, weights, text, [SEED]) as session:
         wanted = [session.run_chunk().to_host() for _ in range(5)]
-    failing = [False]
-
-    def around(inner: Engine) -> Engine:
-        def run(inputs: list[Tensor]) -> Sequence[Tensor]:
-            outputs = inner(inputs)
-            if failing[0]:
-                raise RuntimeError("planted")
-            return outputs
-
-        return run
-
-    chunks = []
-    with raw_session(config, weights, text, [SEED], around={engine: around}) as session:
-        for number in range(5):
-            failing[0] = number in (0, 2, 3)
-            if failing[0]:
-                with pytest.raises(EngineRunError, match="planted"):
-                    session.run_chunk()
-                failing[0] = False
-            chunks.append(session.run_chunk().to_host())
+    chunks = made_again(config, weights, text, SEED, engine=engine, failing=(0, 2, 3))
     assert all(np.array_equal(*both) for both in zip(chunks, wanted, strict=True))
 
 
