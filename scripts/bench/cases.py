@@ -86,6 +86,9 @@ CASES: Mapping[str, Case] = {
         "s6_fp4_fp8_vs_b3", "comparison",
         PEERS | {"shapes": ("S6",), "engines": ("fp4_fp8", "fp4_fp8_resident"), "chunks": 8}, reserve_s=20,
     ),
+    "real_peers": Case(
+        "s1_vs_flashdreams, cold_vs_flashdreams; wants flashdreams and what it needs", "real_peers", {"chunks": 16}
+    ),
     # From a checkpoint to frames
     "first_chunk": Case("build_s, engine_mb, first_chunk_s", "first_chunk"),
     "pipeline": Case(

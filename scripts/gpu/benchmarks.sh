@@ -14,8 +14,8 @@
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
-lanes=("vae_kernels vae vae_fp8 pipeline" "vae22 vae22_fp8" "fps5 fps5_tiny" "abot" "matrix_game" "minwm" "loops" "v2v video_encode" "worlds_sessions" "peers" "peers_tiny" "peers_vae_fp8" "peers14" "peers5" "threads" "quality" "peers3 kernels" "fit" "fit14" "first_chunk" "lingbot" "lingbot_key" "lingbot_720p" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3")
-prepare=() preparable=" first_chunk vae vae_fp8 pipeline peers peers_tiny peers_vae_fp8 peers3 lingbot lingbot_key seko_talk serve serve_misses serve_s3 " preparable_alone=" vae22 vae22_fp8 fps5 fps5_tiny abot matrix_game minwm loops v2v worlds_sessions peers5 lingbot_720p "
+lanes=("vae_kernels vae vae_fp8 pipeline" "vae22 vae22_fp8" "fps5 fps5_tiny" "abot" "matrix_game" "minwm" "loops" "v2v video_encode" "worlds_sessions" "peers" "peers_tiny" "peers_vae_fp8" "peers14" "peers5" "real_peers" "threads" "quality" "peers3 kernels" "fit" "fit14" "first_chunk" "lingbot" "lingbot_key" "lingbot_720p" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3")
+prepare=() preparable=" first_chunk vae vae_fp8 pipeline peers peers_tiny peers_vae_fp8 peers3 real_peers lingbot lingbot_key seko_talk serve serve_misses serve_s3 " preparable_alone=" vae22 vae22_fp8 fps5 fps5_tiny abot matrix_game minwm loops v2v worlds_sessions peers5 lingbot_720p "
 [ "${1:-}" != --prepare ] || { prepare=(--prepare) && shift; }
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do

@@ -14,7 +14,7 @@ seko_need_gpu test
 processes=$(($(nproc) / 4 < 5 * SEKO_GPUS ? $(nproc) / 4 : 5 * SEKO_GPUS))
 "$PYTHON" -m pytest -p no:benchmark -p tests.support.dealt_machine -n $((processes > 1 ? processes : 1)) \
     --no-loadscope-reorder -v -m gpu \
-    tests/export/test_gpu.py tests/lingbot/test_gpu.py tests/seko_talk/test_gpu.py tests/voxcpm2/test_gpu.py tests/export/test_gpu_offload_cache.py tests/export/test_pool_build.py \
+    tests/export/test_gpu.py tests/lingbot/test_gpu.py tests/seko_talk/test_gpu.py tests/voxcpm2/test_gpu.py tests/export/test_gpu_offload_cache.py tests/export/test_gpu_offload_weights.py tests/export/test_pool_build.py \
     tests/export/test_worlds_gpu.py tests/export/test_resident_window.py tests/export/test_profiling.py tests/export/test_recording.py \
     tests/export/test_attention_waves.py tests/export/test_sampler.py tests/runtime tests/bench/test_peers.py \
     tests/checkpoints tests/kernels tests/toy_workload "$@"
