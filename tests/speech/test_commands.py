@@ -175,6 +175,16 @@ def test_a_text_becomes_a_wav(artifact: Path, tmp_path: Path, capsys: Said) -> N
     for voice, more in zip(voices, ([], ["--voice-text", "no"]), strict=True):
         assert main([*arguments, "--voice", str(voice_file), *more]) == 0
         np.testing.assert_array_equal(read_wav(str(tmp_path / "out.wav")), in_16_bits("hallo", voice, seed=3))
+    both = [*arguments, "--voice", str(voice_file), "--voice-text", "no", "--reference", str(voice_file)]
+    assert main([*both, "--save-voice", str(tmp_path / "ada.safetensors")]) == 0
+    with open_artifact(artifact) as opened, opened.open_pool() as pool:
+        voice = pool.encode_voice(heard, continued=heard, text="no")
+    wanted = in_16_bits("hallo", voice, seed=3)
+    np.testing.assert_array_equal(read_wav(str(tmp_path / "out.wav")), wanted)
+    voice_file.unlink()
+    (tmp_path / "out.wav").unlink()
+    assert main([*arguments, "--voice", str(tmp_path / "ada.safetensors")]) == 0
+    np.testing.assert_array_equal(read_wav(str(tmp_path / "out.wav")), wanted)
     capsys.readouterr()
     assert main([*arguments[:-1], "--patches", "2", "--guidance", "1", "--temperature", "0.5"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -250,11 +260,17 @@ def test_a_pipe_gets_16_bits_as_they_come(artifact: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "more", [["--text", "a", "--voice", "missing"], ["--text-file", "missing"]], ids=["voice", "text"]
+    "more",
+    [
+        ["--text", "a", "--voice", "missing"],
+        ["--text", "a", "--voice", "missing.safetensors"],
+        ["--text-file", "missing"],
+    ],
+    ids=["voice", "encoded", "text"],
 )
 def test_a_missing_file_is_named(artifact: Path, tmp_path: Path, more: list[str], capsys: Said) -> None:
     assert main(["run", str(artifact), "-o", str(tmp_path / "out.wav"), *more]) == 3
-    assert f"{more[-2]} missing was not found" in capsys.readouterr().err
+    assert f"{more[-1]} was not found" in capsys.readouterr().err
     assert not (tmp_path / "out.wav").exists()
 
 
@@ -264,6 +280,10 @@ def test_a_missing_file_is_named(artifact: Path, tmp_path: Path, more: list[str]
         ([], "give --text or --text-file, one of them"),
         (["--text", "a", "--text-file", "b"], "give --text or --text-file, one of them"),
         (["--text", "a", "--voice-text", "b"], "--voice-text are the words of --voice"),
+        (["--text", "a", "--voice", "b.wav", "--reference", "c.wav"], "beside a --voice with --voice-text"),
+        (["--text", "a", "--voice", "b.safetensors", "--voice-text", "c"], "leave --voice-text and --ref"),
+        (["--text", "a", "--save-voice", "b.safetensors"], "give one"),
+        (["--text", "a", "--voice", "b.wav", "--save-voice", "b.wav"], "does not end in .safetensors"),
         (["--text", "a", "--chunks", "3"], "--chunks is for artifacts that make video"),
         (["--text", "a", "--image", "a.png"], "--image is for artifacts that make video"),
         (["--text", "a", "--steps", "4"], "--steps is for artifacts that make video"),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from seko_runtime.errors import (
-    UsageError,
-)
+from seko_runtime.errors import InputFileError, UsageError
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import Floats
 from seko_runtime.speech.session import Said
@@ -103,6 +103,49 @@ NAN = np.full((2, P, C), np.nan, np.float32)
 def test_what_no_model_has_encoded_is_no_voice(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Voice(**arguments)
+
+
+SOME = np.arange(2 * P * C, dtype=np.float32).reshape(2, P, C)
+
+
+@pytest.mark.parametrize(
+    "voice", [Voice(SOME), Voice(continued=SOME, text="ja, é"), Voice(SOME, SOME + 1, "yes"), NO_VOICE]
+)
+def test_a_saved_voice_is_the_voice_and_a_file_that_others_read(tmp_path: Path, voice: Voice) -> None:
+    file = tmp_path / "ada.safetensors"
+    for _ in range(2):
+        voice.save(file)
+    loaded, wanted = Voice.load(file), {"reference": voice.reference, "continued": voice.continued}
+    assert (loaded.text, file.stat().st_mode & 0o777) == (voice.text, 0o600)
+    others = load_file(file)
+    for name, array in wanted.items():
+        if array is None:
+            assert getattr(loaded, name) is None
+            assert name not in others
+        else:
+            np.testing.assert_array_equal(getattr(loaded, name), array)
+            np.testing.assert_array_equal(others[name], array)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"weight": SOME}, "it holds weight"),
+        ({"reference": SOME.astype(np.float16)}, "it holds reference"),
+        ({"reference": SOME[0]}, "expected float32 .n, P, C."),
+        ({"reference": np.full_like(SOME, np.nan)}, "not finite"),
+        ({"continued": SOME}, "give both or neither"),
+        ({"continued": SOME, "text": np.array([0xFF], np.uint8)}, "is no encoded voice"),
+        ({"continued": SOME, "text": np.array([0], np.uint8)}, "zero character"),
+    ],
+)
+def test_a_file_that_is_no_voice_is_refused(tmp_path: Path, tensors: Any, words: str) -> None:
+    save_file(tensors, file := tmp_path / "ada.safetensors")
+    with pytest.raises(InputFileError, match=words):
+        Voice.load(file)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(InputFileError, match="is no encoded voice"):
+        Voice.load(file)
 
 
 def test_a_voice_of_another_model_is_refused(pool: SpeechPool) -> None:

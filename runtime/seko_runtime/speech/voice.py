@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from seko_runtime.arguments import shown
-from seko_runtime.errors import UsageError
+from seko_runtime.arguments import path_of, shown
+from seko_runtime.errors import ArtifactError, InputFileError, UsageError
+from seko_runtime.format.safetensors_map import map_safetensors
+from seko_runtime.format.whole_files import whole_file
+from seko_runtime.host.faults import machine_faults
 from seko_runtime.speech.prompts import Floats, checked_patches
 from seko_runtime.speech.texts import checked_text, joined
+
+MAX_FILE_BYTES = 64 << 20  # of an encoded voice
+_ARRAYS, _TEXT = ("reference", "continued"), "text"  # tensors of a voice's file
+_DTYPES = {"reference": "float32", "continued": "float32", _TEXT: "uint8"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,73 @@ class Voice:
         """Return the voice that goes on after it has said a text, as patches [n, P, C]."""
         before = () if self.continued is None else (self.continued,)
         return Voice(self.reference, np.concatenate((*before, patches)), joined(self.text, text))
+
+    def content(self) -> bytes:
+        """Return the voice as the content of a safetensors file: the arrays by name, and ``text`` in UTF-8."""
+        parts: dict[str, NDArray[np.generic]] = {
+            name: array for name in _ARRAYS if (array := getattr(self, name)) is not None
+        }
+        if self.text:
+            parts[_TEXT] = np.frombuffer(self.text.encode(), np.uint8)
+        table, offset = {}, 0
+        for name, array in parts.items():
+            dtype = "U8" if name == _TEXT else "F32"
+            ends = [offset, offset := offset + array.nbytes]
+            table[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": ends}
+        header = json.dumps(table).encode()
+        header += b" " * (-len(header) % 8)
+        arrays = (np.ascontiguousarray(array).tobytes() for array in parts.values())
+        return b"".join((len(header).to_bytes(8, "little"), header, *arrays))
+
+    @classmethod
+    def of_content(cls, content: bytes, name: str = "the voice") -> Voice:
+        """Return the voice of what `content` returned; InputFileError, with ``name`` in front, for other bytes."""
+        try:
+            tensors = map_safetensors(memoryview(content), name)
+            if any(_DTYPES.get(tensor.name) != tensor.dtype for tensor in tensors.values()):
+                raise InputFileError(f"{name} is no encoded voice: it holds {', '.join(tensors)[:120]}")
+            arrays = {tensor: tensors[tensor].to_numpy() for tensor in _ARRAYS if tensor in tensors}
+            text = tensors[_TEXT].to_numpy().tobytes().decode() if _TEXT in tensors else ""
+            return cls(**arrays, text=text)  # type: ignore[arg-type]  # checked by the class
+        except (ArtifactError, UsageError, UnicodeDecodeError) as fault:
+            raise InputFileError(f"{name} is no encoded voice: {fault}") from None
+
+    @machine_faults()
+    def save(self, path: str | Path) -> None:
+        """Write the voice to a safetensors file of mode 0600, so that no recording has to be encoded again. An existing
+        regular file is replaced.
+
+        Raises
+        ------
+        UsageError
+            If the path exists and is not a regular file.
+        DiskError
+            If the file cannot be written.
+        """
+        with whole_file(path_of(path, "path"), replace=True, mode=0o600) as file:
+            file.write(self.content())
+
+    @classmethod
+    @machine_faults()
+    def load(cls, path: str | Path) -> Voice:
+        """Return the voice in a file that `save` wrote. It suits artifacts with the audio VAE that encoded it.
+
+        Raises
+        ------
+        InputFileError
+            If the file cannot be read, or is no encoded voice.
+        """
+        file = path_of(path, "path")
+        try:
+            with file.open("rb") as opened:
+                content = opened.read(MAX_FILE_BYTES + 1)
+        except FileNotFoundError:
+            raise InputFileError(f"{file} was not found") from None
+        except OSError as fault:
+            raise InputFileError(f"{file} cannot be read: {fault.strerror}") from None
+        if len(content) > MAX_FILE_BYTES:
+            raise InputFileError(f"{file} is no encoded voice: it has more than {MAX_FILE_BYTES} bytes")
+        return cls.of_content(content, str(file))
 
 
 def check_voice(voice: object, patch_shape: tuple[int, int]) -> None:

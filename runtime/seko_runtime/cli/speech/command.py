@@ -40,13 +40,28 @@ class SpeechRun(RunCommand):
             group=SPEECH,
             type=Path,
             metavar="FILE",
-            help="the voice to sound like: wav; with PyAV also mp3, m4a. Default: the model chooses one",
+            help="the voice to sound like: wav; with PyAV also mp3, m4a; .safetensors of --save-voice. Default: the "
+            "model chooses one",
         ),
         option(
             "--voice-text",
             group=SPEECH,
             metavar="TEXT",
             help="the words of --voice: the text goes on where it ends",
+        ),
+        option(
+            "--reference",
+            group=SPEECH,
+            type=Path,
+            metavar="FILE",
+            help="a recording to sound like, beside a --voice that goes on",
+        ),
+        option(
+            "--save-voice",
+            group=SPEECH,
+            type=Path,
+            metavar="FILE",
+            help="write the encoded voice there (.safetensors), for --voice of later runs",
         ),
         option(
             "--patches",

@@ -6,11 +6,13 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.errors import InputFileError, UsageError
 from seko_runtime.format.outputs import STDOUT
+from seko_runtime.format.whole_files import is_inside
 from seko_runtime.media_files.sound import load_sound
 from seko_runtime.media_files.sound_writer import SoundWriter, check_sound_output
 from seko_runtime.opening.artifact import open_artifact
@@ -20,6 +22,18 @@ from seko_runtime.speech.prompts import Floats
 from seko_runtime.speech.sentences import sentences_of
 from seko_runtime.speech.session import SpeechSession
 from seko_runtime.speech.texts import checked_text, spoken_text
+from seko_runtime.speech.voice import Voice, check_voice
+
+ENCODED = ".safetensors"  # suffix of an encoded voice's file
+
+
+@dataclass(frozen=True)
+class _Recordings:
+    """The arguments of `SpeechSession.encode_voice`."""
+
+    reference: Floats | None
+    continued: Floats | None = None
+    text: str = ""
 
 
 def run(options: argparse.Namespace, manifest: SpeechManifest) -> Report:
@@ -35,14 +49,11 @@ def run(options: argparse.Namespace, manifest: SpeechManifest) -> Report:
     check_sound_output(options.output, options.format)
     if (options.text is None) == (options.text_file is None):
         raise UsageError("this artifact speaks: give --text or --text-file, one of them")
-    if options.voice_text is not None and options.voice is None:
-        raise UsageError("--voice-text are the words of --voice, which is not given; give both")
+    _check_voice(options)
     text = _text_of(options)
     if options.voice_text is not None:
         checked_text(options.voice_text, "--voice-text")
-    voice = None
-    if options.voice is not None:
-        voice = load_sound(options.voice, "--voice", rate=manifest.workload.voice.sample_rate)
+    voice = _read_voice(options, manifest)
     if options.output != STDOUT:
         return _run(options, text, manifest, voice, None)
     if sys.stdout is None or sys.stdout.isatty():
@@ -53,6 +64,42 @@ def run(options: argparse.Namespace, manifest: SpeechManifest) -> Report:
         raise UsageError("-o - and --json both write to stdout; give one")
     with stdout_for_video() as descriptor:
         return _run(options, text, manifest, voice, descriptor)
+
+
+def _check_voice(options: argparse.Namespace) -> None:
+    encoded = options.voice is not None and options.voice.suffix == ENCODED
+    if options.voice_text is not None and options.voice is None:
+        raise UsageError("--voice-text are the words of --voice, which is not given; give both")
+    if encoded and (options.voice_text is not None or options.reference is not None):
+        raise UsageError(
+            f"--voice {options.voice} is encoded with its words: leave --voice-text and --reference out"
+        )
+    if options.reference is not None and options.voice_text is None:
+        raise UsageError(
+            "--reference stands beside a --voice with --voice-text; a voice to sound like is --voice"
+        )
+    if options.save_voice is not None and options.save_voice.suffix != ENCODED:
+        raise UsageError(f"--save-voice {options.save_voice} does not end in {ENCODED}")
+    if options.save_voice is not None and (options.voice is None or encoded):
+        raise UsageError("--save-voice keeps the recording of --voice: give one")
+    if options.save_voice is not None and is_inside(options.save_voice, options.artifact):
+        raise UsageError(f"--save-voice {options.save_voice} lies inside the artifact, which it would spoil")
+
+
+def _read_voice(options: argparse.Namespace, manifest: SpeechManifest) -> Voice | _Recordings | None:
+    """Return the voice of the options, or the recordings of which the session makes it; None if they name none."""
+    if options.voice is None:
+        return None
+    if options.voice.suffix == ENCODED:
+        voice = Voice.load(options.voice)
+        check_voice(voice, manifest.workload.patch.shape)
+        return voice
+    rate = manifest.workload.voice.sample_rate
+    sound = load_sound(options.voice, "--voice", rate=rate)
+    if options.voice_text is None:
+        return _Recordings(sound)
+    reference = None if options.reference is None else load_sound(options.reference, "--reference", rate=rate)
+    return _Recordings(reference, sound, options.voice_text)
 
 
 def _text_of(options: argparse.Namespace) -> str | Iterator[str]:
@@ -83,7 +130,7 @@ def _run(
     options: argparse.Namespace,
     text: str | Iterator[str],
     manifest: SpeechManifest,
-    voice: Floats | None,
+    voice: Voice | _Recordings | None,
     descriptor: int | None,
 ) -> Report:
     began = time.perf_counter()
@@ -101,10 +148,12 @@ def _run(
         SoundWriter(options.output, rate, form=options.format, descriptor=descriptor) as writer,
     ):
         opened_at = time.perf_counter()
-        if voice is not None and options.voice_text is None:
-            session.voice = session.encode_voice(voice)
+        if isinstance(voice, _Recordings):
+            session.voice = session.encode_voice(voice.reference, continued=voice.continued, text=voice.text)
         elif voice is not None:
-            session.voice = session.encode_voice(continued=voice, text=options.voice_text)
+            session.voice = voice
+        if options.save_voice is not None:
+            session.voice.save(options.save_voice)
         if isinstance(text, str):
             session.check_text(text)
         cut = apart = 0
