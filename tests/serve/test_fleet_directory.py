@@ -217,6 +217,24 @@ def test_a_video_is_found_at_its_box(run: Callable[[Test], None]) -> None:
     run(test)
 
 
+def test_a_shelf_has_so_many_things_by_name(run: Callable[[Test], None]) -> None:
+    async def test(directory: Directory, _: Callable[[], Awaitable[None]]) -> None:
+        assert (await directory.labels("s"), await directory.kept("s", "a")) == ({}, None)
+        for name, content in (("a", "1"), ("b", "2"), ("a", "3")):
+            await directory.keep("s", name, f"label of {content}", content, 2)
+        with pytest.raises(TooManyError):
+            await directory.keep("s", "c", "label", "4", 2)
+        await directory.keep("other", "c", "label", "4", 2)
+        assert await directory.labels("s") == {"a": "label of 3", "b": "label of 2"}
+        assert [await directory.kept("s", name) for name in "abc"] == ["3", "2", None]
+        for _ in range(2):
+            await directory.remove("s", "a")
+        assert (await directory.labels("s"), await directory.kept("s", "a")) == ({"b": "label of 2"}, None)
+        await directory.keep("s", "c", "label", "4", 2)
+
+    run(test)
+
+
 def test_a_redis_that_ended_is_a_fault_and_one_that_starts_again_serves_again(
     redis_server: RedisServer,
 ) -> None:

@@ -229,13 +229,16 @@ def test_a_request_that_leaves_the_queue_frees_its_place(start: Starter) -> None
 KEY, OTHER = "a-key-of-the-first-tenant", "a-key-of-the-second-tenant"
 
 
-@pytest.mark.parametrize("words", [None, "yes"])
+@pytest.mark.parametrize("words", [None, "yes", "yes, beside a reference"])
 def test_a_kept_voice_is_encoded_once_and_speaks_as_the_recording_would(
     start: Starter, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, recording = start(opener), noise(4 * VOICE.samples)
     sound = {"ref_audio": base64.b64encode(wav(recording, VOICE.sample_rate)).decode()}
-    sound |= {} if words is None else {"ref_text": words}
+    sound |= {} if words is None else {"ref_text": words[:3]}
+    if words is not None and words[3:]:
+        sound["ref_audio"] = base64.b64encode(wav(recording[VOICE.samples :], VOICE.sample_rate)).decode()
+        sound["reference"] = base64.b64encode(wav(recording[: VOICE.samples], VOICE.sample_rate)).decode()
     wanted, _ = spoken(server.url, input="abc", seed=2, response_format="pcm", **sound)
     status, voice = http(
         f"{server.url}/v1/audio/voices", "POST", {"name": "alloy", "consent": "mine", **sound}
@@ -270,7 +273,7 @@ def test_voices_are_kept_for_their_key_alone(start: Starter, monkeypatch: pytest
     first = kept("a")[1]
     assert [kept(name)[0] for name in ("b", "c", "a")] == [200, 503, 200]
     assert kept("c", OTHER)[0] == 200
-    assert [voice["name"] for voice in http(url, key=KEY)[1]["data"]] == ["a", "b"]
+    assert [voice["name"] for voice in http(url, key=KEY)[1]["data"]] == ["b", "a"]
     assert http(f"{url}/{first['id']}", key=KEY)[0] == 404  # it was replaced
     for method in ("GET", "DELETE"):
         assert http(f"{url}/a", method, key=OTHER)[0] == 404
@@ -517,18 +520,30 @@ def test_several_listeners_share_calls_and_hear_their_own(start: Starter) -> Non
     run(test, server)
 
 
-@pytest.mark.parametrize("words", [None, "yes"])
-def test_a_voice_is_a_recording_that_is_sent(start: Starter, words: str | None) -> None:
+@pytest.mark.parametrize("form", ["reference", "continued", "both"])
+def test_a_voice_is_a_recording_that_is_sent(start: Starter, form: str) -> None:
     server, recording = start(opener), noise(4 * VOICE.samples)
-    table: dict[str, object] = {"ref_audio": base64.b64encode(wav(recording, VOICE.sample_rate)).decode()}
-    if words is not None:
-        table["ref_text"] = words
-    content, _ = spoken(server.url, input="abc", seed=2, response_format="pcm", **table)
-    samples = recording.astype(np.float32) / 32768
+    first, last = recording[: VOICE.samples], recording[VOICE.samples :]
+    of_runtime: dict[str, Any] = {"reference": first} if form != "continued" else {}
+    of_runtime |= {"continued": last, "text": "yes"} if form != "reference" else {}
+    table = {
+        "ref_audio": first if form == "reference" else last,
+        "reference": first if form == "both" else None,
+    }
+    sent: dict[str, object] = {
+        name: base64.b64encode(wav(sound, VOICE.sample_rate)).decode()
+        for name, sound in table.items()
+        if sound is not None
+    }
+    if "text" in of_runtime:
+        sent["ref_text"] = "yes"
+    content, _ = spoken(server.url, input="abc", seed=2, response_format="pcm", **sent)
     with open_pool() as pool:
-        voice = (
-            pool.encode_voice(samples) if words is None else pool.encode_voice(continued=samples, text=words)
-        )
+        samples = {
+            name: value if name == "text" else value.astype(np.float32) / 32768
+            for name, value in of_runtime.items()
+        }
+        voice = pool.encode_voice(**samples)
     assert np.array_equal(np.frombuffer(content, "<i2"), levels(said_alone("abc", voice, seed=2)))
     assert content != spoken(server.url, input="abc", seed=2, response_format="pcm")[0]
 
@@ -618,6 +633,11 @@ def test_a_voice_that_leaves_no_room_is_refused_before_it_is_encoded(
         ({"input": "a", "model": "gpt-4o-mini-tts-2025-12-15\r\na: b"}, 404, "toy-speech"),
         ({"input": "a", "seed": -1}, 400, "expected 0 or more"),
         ({"input": "a", "ref_text": "b"}, 400, "ref_audio is missing"),
+        (
+            {"input": "a", "ref_audio": "AAAA", "reference": "AAAA"},
+            400,
+            "stands beside ref_audio with ref_text",
+        ),
         ({"input": "a", "ref_text": 1, "ref_audio": "AAAA"}, 400, "ref_text is no text"),
         ({"input": "a", "ref_audio": 1}, 400, "ref_audio is of type int"),
         ({"input": "a", "ref_audio": "AAAA"}, 400, "ref_audio is no sound"),

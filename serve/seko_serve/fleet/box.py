@@ -21,6 +21,7 @@ from seko_serve.fleet.directory import (
     Place,
     TooManyError,
 )
+from seko_serve.fleet.shelf import DirectoryShelf
 from seko_serve.live.device import Device
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.saving import TAKEN
@@ -73,7 +74,8 @@ class Box:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._settings, self._open_directory, self._digest = settings, open_directory, digest
         self._group, self._public, self._most, self._application = group, public, most, application
-        self._manager = SessionManager(settings, device, self)
+        self._shelf = DirectoryShelf(digest)
+        self._manager = SessionManager(settings, device, self, self._shelf)
         self._server = server(settings, self._manager)
         self._directory: Directory | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -93,6 +95,7 @@ class Box:
     async def serve(self) -> None:
         """Serve until `stop`, or a signal in the main thread; errors of opening the artifact are raised unchanged."""
         self._loop, self._directory = asyncio.get_running_loop(), self._open_directory()
+        self._shelf.directory = self._directory
         beating = asyncio.create_task(self._beat())
         try:
             await self._server.serve()

@@ -13,6 +13,7 @@ from typing import Protocol
 BEAT_S = 2.0
 LEASE_S = 6.0
 KEEP_S = 3600.0  # for which a session without a lease is remembered
+SHELF_S = 30 * 86400.0  # for which a shelf is kept of which nobody takes or puts anything
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,19 @@ class Directory(Protocol):
     async def noted(self, video: str) -> str | None:
         """Return the box that makes a video."""
 
+    async def keep(self, shelf: str, name: str, label: str, content: str, most: int) -> None:
+        """Keep a thing on a shelf for `SHELF_S` seconds, in place of another one of its name; TooManyError if ``most``
+        others are there."""
+
+    async def labels(self, shelf: str) -> dict[str, str]:
+        """Return the labels of a shelf's things, by name."""
+
+    async def kept(self, shelf: str, name: str) -> str | None:
+        """Return the content of a thing, and keep its shelf for `SHELF_S` seconds more."""
+
+    async def remove(self, shelf: str, name: str) -> None:
+        """Remove a thing from a shelf, if it is there."""
+
     async def close(self) -> None:
         """Close the connection to the directory."""
 
@@ -196,6 +210,7 @@ class MemoryDirectory:
         self._leases: dict[str, tuple[Lease, str, float]] = {}  # with the tenant
         self._places: dict[str, tuple[Place, float]] = {}
         self._notes: dict[str, tuple[str, float]] = {}
+        self._shelves: dict[str, tuple[dict[str, tuple[str, str]], float]] = {}  # labels and contents
         self._fence = 0
 
     async def announce(self, box: BoxFacts) -> None:
@@ -257,6 +272,29 @@ class MemoryDirectory:
         note = self._notes.get(video)
         return None if note is None else note[0]
 
+    async def keep(self, shelf: str, name: str, label: str, content: str, most: int) -> None:
+        """Keep a thing on a shelf."""
+        things = self._shelf(shelf)
+        if name not in things and len(things) >= most:
+            raise TooManyError
+        self._shelves[shelf] = {**things, name: (label, content)}, self._clock() + SHELF_S
+
+    async def labels(self, shelf: str) -> dict[str, str]:
+        """Return the labels of a shelf's things."""
+        return {name: label for name, (label, _) in self._shelf(shelf).items()}
+
+    async def kept(self, shelf: str, name: str) -> str | None:
+        """Return the content of a thing."""
+        things = self._shelf(shelf)
+        if name not in things:
+            return None
+        self._shelves[shelf] = things, self._clock() + SHELF_S
+        return things[name][1]
+
+    async def remove(self, shelf: str, name: str) -> None:
+        """Remove a thing from a shelf."""
+        self._shelf(shelf).pop(name, None)
+
     async def close(self) -> None:
         """Do nothing."""
 
@@ -265,9 +303,13 @@ class MemoryDirectory:
         self._leases[place.session] = lease, place.tenant, now + LEASE_S
         self._places[place.session] = place, now + KEEP_S
 
+    def _shelf(self, shelf: str) -> dict[str, tuple[str, str]]:
+        self._expire()
+        return self._shelves.get(shelf, ({}, 0.0))[0]
+
     def _expire(self) -> None:
         now = self._clock()
-        for table in (self._boxes, self._leases, self._places, self._notes):
+        for table in (self._boxes, self._leases, self._places, self._notes, self._shelves):
             rows: dict[str, tuple[object, ...]] = table  # type: ignore[assignment]
             for name in [name for name, row in rows.items() if row[-1] <= now]:  # type: ignore[operator]
                 del rows[name]

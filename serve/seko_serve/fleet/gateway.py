@@ -124,6 +124,16 @@ class Gateway:
                 for workload in served_workloads()
                 for path in workload.row_paths
             ),
+            *(
+                route
+                for workload in served_workloads()
+                for path in workload.kept_paths
+                for route in (
+                    Route(path, partial(self._keep, workload, path), methods=["POST"]),
+                    Route(path, partial(self._list_kept, workload, path), methods=["GET"]),
+                    Route(f"{path}/{{name}}", partial(self._kept, workload, path), methods=["GET", "DELETE"]),
+                )
+            ),
             page_files(),
         ]
         handlers: dict[Any, Any] = {
@@ -392,6 +402,45 @@ class Gateway:
         if answer.status < 400:
             self._rows.sent(box.name, time.monotonic())
         return sent_to(box, answer)
+
+    async def _keep(self, workload: ServedWorkload[Any], path: str, request: Request) -> Response:
+        """Have a box of the model keep a thing, for all boxes of its artifact; see `ServedWorkload.kept_paths`."""
+        self._access.opener(request)
+        body = await raw_body(request, MAX_OPENING_BYTES)
+        model = model_of(body, request.headers.get("content-type", ""))
+        boxes = await self._with_model(None if workload.stands_for(model) else model, workload.kind)
+        return passed((await self._first(boxes, "POST", path, headers_of(request), body))[1])
+
+    async def _list_kept(self, workload: ServedWorkload[Any], path: str, request: Request) -> Response:
+        """Return what a tenant keeps for any artifact."""
+        things: list[Any] = []
+        async for answer in self._of_artifacts(workload, "GET", path, request):
+            if answer.status >= 400:
+                return passed(answer)
+            things += answer.table["data"]
+        return JSONResponse({"object": "list", "data": things})
+
+    async def _kept(self, workload: ServedWorkload[Any], path: str, request: Request) -> Response:
+        """Return or remove a thing that a tenant keeps for one of the artifacts."""
+        name = quote(request.path_params["name"], safe="")
+        async for answer in self._of_artifacts(workload, request.method, f"{path}/{name}", request):
+            if answer.status != 404:
+                return passed(answer)
+        return passed(answer)
+
+    async def _of_artifacts(
+        self, workload: ServedWorkload[Any], method: str, path: str, request: Request
+    ) -> AsyncIterator[Answer]:
+        """Yield the answer of a box of each artifact of a workload that takes new sessions; ServeError if there is
+        none."""
+        self._access.tenant(request)
+        groups: dict[str, list[BoxFacts]] = {}
+        for box in in_order(await self._known(), self._promised(), kind=workload.kind, retired=self._retired):
+            groups.setdefault(box.digest, []).append(box)
+        if not groups:
+            await self._first([], method, path, {})
+        for boxes in groups.values():
+            yield (await self._first(boxes, method, path, headers_of(request)))[1]
 
     # -- boxes -------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from seko_serve.fleet.directory import (
     KEEP_S,
     LEASE_S,
     NOTE_S,
+    SHELF_S,
     BoxFacts,
     DirectoryError,
     HeldError,
@@ -21,7 +22,9 @@ from seko_serve.fleet.directory import (
 )
 
 ANSWER_S = 2.0  # for which an answer is waited for
-_LEASE_MS, _KEEP_MS, _NOTE_MS = (int(1000 * seconds) for seconds in (LEASE_S, KEEP_S, NOTE_S))
+_LEASE_MS, _KEEP_MS, _NOTE_MS, _SHELF_MS = (
+    int(1000 * seconds) for seconds in (LEASE_S, KEEP_S, NOTE_S, SHELF_S)
+)
 _NOW = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
 # A tenant's sessions are a sorted set, each with the time at which its lease ends.
 _HOLD = """
@@ -55,6 +58,16 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('ZREM', KEYS[2], ARGV[2])
 return redis.call('DEL', KEYS[1])
 """
+# A shelf is two hashes by name: labels and contents.
+_SHELVE = """
+local name, most = ARGV[1], tonumber(ARGV[4])
+if redis.call('HEXISTS', KEYS[1], name) == 0 and redis.call('HLEN', KEYS[1]) >= most then return 0 end
+for place = 1, 2 do
+redis.call('HSET', KEYS[place], name, ARGV[1 + place])
+redis.call('PEXPIRE', KEYS[place], ARGV[5])
+end
+return 1
+"""
 
 
 class RedisDirectory:
@@ -78,7 +91,9 @@ class RedisDirectory:
             url, decode_responses=True, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S
         )
         self._prefix = prefix
-        self._claim, self._renew, self._release = map(self._redis.register_script, (_CLAIM, _RENEW, _RELEASE))
+        self._claim, self._renew, self._release, self._shelve = map(
+            self._redis.register_script, (_CLAIM, _RENEW, _RELEASE, _SHELVE)
+        )
 
     async def announce(self, box: BoxFacts) -> None:
         """Renew a box's entry."""
@@ -150,6 +165,33 @@ class RedisDirectory:
         box: str | None = await self._answer(self._redis.get(self._key("video", video)))
         return box
 
+    async def keep(self, shelf: str, name: str, label: str, content: str, most: int) -> None:
+        """Keep a thing on a shelf."""
+        arguments: list[Any] = [name, label, content, most, _SHELF_MS]
+        if not await self._answer(self._shelve(self._hashes(shelf), arguments)):
+            raise TooManyError
+
+    async def labels(self, shelf: str) -> dict[str, str]:
+        """Return the labels of a shelf's things."""
+        labels: dict[str, str] = await self._answer(self._redis.hgetall(self._hashes(shelf)[0]))
+        return labels
+
+    async def kept(self, shelf: str, name: str) -> str | None:
+        """Return the content of a thing."""
+        pipeline = self._redis.pipeline()
+        for key in self._hashes(shelf):
+            pipeline.pexpire(key, _SHELF_MS)
+        pipeline.hget(key, name)
+        content: str | None = (await self._answer(pipeline.execute()))[-1]
+        return content
+
+    async def remove(self, shelf: str, name: str) -> None:
+        """Remove a thing from a shelf."""
+        pipeline = self._redis.pipeline()
+        for key in self._hashes(shelf):
+            pipeline.hdel(key, name)
+        await self._answer(pipeline.execute())
+
     async def close(self) -> None:
         """Close the connection."""
         await self._redis.aclose()
@@ -160,6 +202,9 @@ class RedisDirectory:
             self._key("session", place.session),
             self._key("tenant", place.tenant),
         ]
+
+    def _hashes(self, shelf: str) -> list[str]:
+        return [self._key("labels", shelf), self._key("contents", shelf)]
 
     def _key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))

@@ -99,10 +99,14 @@ class ServedWorkload(LiveWorkload[ManifestT]):
     row_paths : tuple of str
         Paths of POST requests that hold a row while they are answered. ``POST PATH/link`` returns an address that takes
         one such request without a key, by which a gateway sends the client to a server with a free row.
+    kept_paths : tuple of str
+        Paths of what tenants keep by name. ``GET PATH`` lists it, ``POST PATH`` adds to it, and ``PATH/NAME`` is one
+        thing. All servers of an artifact in a fleet answer alike, from `SessionManager.shelf`.
     """
 
     page: Page
     row_paths: tuple[str, ...] = ()
+    kept_paths: tuple[str, ...] = ()
 
     @abstractmethod
     def opening_of(self, table: dict[str, Any], manifest: ManifestT) -> object:

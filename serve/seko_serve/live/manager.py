@@ -28,6 +28,7 @@ from seko_serve.live.device import LOST, Device, DeviceEndedError, step_seconds
 from seko_serve.live.leases import Leases, NoLeases
 from seko_serve.live.saving import TAKEN, Saving
 from seko_serve.live.session import Capture, LiveSession
+from seko_serve.live.shelf import OwnShelf, Shelf
 from seko_serve.live.workload import ServedPool, check_served, live_workload
 from seko_serve.logs import exception_fields
 from seko_serve.protocol import JOIN, Control
@@ -76,9 +77,13 @@ class SessionManager:
         The thread that owns the artifact.
     leases : Leases, optional
         The leases of sessions, if the server is one of a fleet.
+    shelf : Shelf, optional
+        Where tenants keep things, if the server is one of a fleet.
 
     Attributes
     ----------
+    shelf : Shelf
+        Where tenants keep things by name, such as voices.
     admission : Admission
         The sessions that hold a row of the pool, and the requests that wait for a row; available once `start` has
         returned.
@@ -94,8 +99,11 @@ class SessionManager:
     saving: Saving
     _loop: asyncio.AbstractEventLoop
 
-    def __init__(self, settings: Settings, device: Device, leases: Leases | None = None) -> None:
+    def __init__(
+        self, settings: Settings, device: Device, leases: Leases | None = None, shelf: Shelf | None = None
+    ) -> None:
         self.settings, self.device, self._leases = settings, device, leases or NoLeases()
+        self.shelf: Shelf = shelf or OwnShelf()
         self.sessions: dict[str, LiveSession] = {}
         self.stopping = self.closed = False
         self._tenants = ApiKeys(settings.keys).tenants

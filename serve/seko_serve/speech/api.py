@@ -80,5 +80,12 @@ def api() -> ApiParts:
             {"id": TEXT, "object": {"const": "audio.voice.deleted"}, "deleted": {"const": True}}
         ),
     }
-    session = {"seed": SEED, "voice": UPLOAD, "voice_text": TEXT, "guidance": NUMBER, "temperature": NUMBER}
+    session = {
+        "seed": SEED,
+        "voice": UPLOAD,
+        "voice_text": TEXT,
+        "reference": UPLOAD,
+        "guidance": NUMBER,
+        "temperature": NUMBER,
+    }
     return ApiParts(paths, schemas, session)

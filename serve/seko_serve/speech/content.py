@@ -38,10 +38,7 @@ def described_speech(manifest: SpeechManifest) -> dict[str, object]:
 
 def encoded_in_parts(pool: SpeechPool, opening: SpeechOpening) -> Generator[None, None, Voice]:
     """Return the encoded voice of an opening, one call of the voice encoder for each part."""
-    sound, words = opening.voice, opening.voice_text
-    if words:
-        return (yield from pool.encode_voice_in_parts(continued=sound, text=words))
-    return (yield from pool.encode_voice_in_parts(sound))
+    return (yield from pool.encode_voice_in_parts(**opening.recordings(), text=opening.voice_text))
 
 
 class SpeechContent:

@@ -132,6 +132,12 @@ FIELDS = Fields(
     ),
     Field("ref_text", "its words: the speech continues it", TEXT, anything),
     Field(
+        "reference",
+        "a further recording, to imitate while that of `ref_audio` is continued",
+        UPLOAD,
+        anything,
+    ),
+    Field(
         "task_type",
         "`Base` with a recording or kept voice, `CustomVoice` without",
         {"enum": ["Base", "CustomVoice"]},
@@ -152,6 +158,8 @@ VOICE_FIELDS = Fields(
     Field("audio_sample", "the recording: a file of the form, base64 or a data URL", UPLOAD, anything),
     Field("ref_audio", "the recording: a file of the form, base64 or a data URL", UPLOAD, anything),
     Field("ref_text", "its words: speech continues it", TEXT, anything),
+    Field("reference", "a further recording, to imitate while the other is continued", UPLOAD, anything),
+    Field("model", "the artifact's name; of a fleet of several, whose voice it is", *A_TEXT),
     Field("type", "`audio_sample`", {"const": "audio_sample"}, one_of("audio_sample")),
     Field("consent", "taken and not checked: who may use a voice is not the server's to know", *A_TEXT),
 )

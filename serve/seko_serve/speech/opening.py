@@ -18,7 +18,7 @@ from seko_serve.http.openings import check_opening
 from seko_serve.media import uploads
 from seko_serve.protocol import MAX_PROMPT_LETTERS, whole_seed
 
-FIELDS = ("model", "seed", "guidance", "temperature", "voice", "voice_text")
+FIELDS = ("model", "seed", "guidance", "temperature", "voice", "voice_text", "reference")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class SpeechOpening:
         The voice to imitate: samples [N] float32 in -1..1, at the rate of the artifact's voice encoder.
     voice_text : str
         The words that are spoken in ``voice``, if the speech continues this recording; otherwise empty.
+    reference : numpy.ndarray, optional
+        The voice to imitate while ``voice`` is continued, as samples like those.
     encoded : Voice
         A voice that was encoded before, instead of ``voice``.
     """
@@ -45,15 +47,25 @@ class SpeechOpening:
     temperature: float | None = None
     voice: NDArray[np.float32] | None = None
     voice_text: str = ""
+    reference: NDArray[np.float32] | None = None
     encoded: Voice = NO_VOICE
 
-    def voice_patches(self, manifest: SpeechManifest) -> int:
-        """Return the number of patches that ``voice`` has when it is encoded; 0 without a voice."""
-        encoded = self.encoded.reference if self.encoded.continued is None else self.encoded.continued
-        if encoded is not None:
-            return len(encoded)
+    def recordings(self) -> dict[str, NDArray[np.float32] | None]:
+        """Return the recordings by the names of `SpeechPool.encode_voice`, or None for each that is not there."""
+        if self.voice_text:
+            return {"reference": self.reference, "continued": self.voice}
+        return {"reference": self.voice, "continued": None}
+
+    def voice_patches(self, manifest: SpeechManifest) -> dict[str, int]:
+        """Return how many patches each of the `recordings` has when it is encoded; 0 for one that is not there."""
+        if self.encoded is not NO_VOICE:
+            encoded = {"reference": self.encoded.reference, "continued": self.encoded.continued}
+            return {name: 0 if patches is None else len(patches) for name, patches in encoded.items()}
         size = manifest.workload.voice.patch_samples
-        return 0 if self.voice is None else -(-len(self.voice) // size)
+        return {
+            name: 0 if samples is None else -(-len(samples) // size)
+            for name, samples in self.recordings().items()
+        }
 
 
 def speech_opening_of(
@@ -82,18 +94,31 @@ def speech_opening_of(
         raise ServeError("bad_request", str(error)) from None
     if text and voice is None:
         raise ServeError("bad_request", f"{words} has the words that {sound} says, but {sound} is missing")
-    samples = None
-    if voice is not None:
-        data = uploads.data_of(voice, sound, uploads.MAX_SOUND_BYTES)
-        samples = uploads.decoded_sound(
-            data, sound, rate=manifest.workload.voice.sample_rate, max_s=_voice_seconds(manifest, bool(text))
+    if "reference" in table and not text:
+        raise ServeError(
+            "bad_request", f"reference stands beside {sound} with {words}; a voice to imitate is {sound}"
         )
     return SpeechOpening(
         seed,
         _between(table.get("guidance"), "guidance", MAX_GUIDANCE),
         _between(table.get("temperature"), "temperature", MAX_TEMPERATURE),
-        samples,
+        _sound(voice, sound, manifest, continued=bool(text)),
         text,
+        _sound(table.get("reference"), "reference", manifest, continued=False),
+    )
+
+
+def _sound(
+    upload: object, name: str, manifest: SpeechManifest, *, continued: bool
+) -> NDArray[np.float32] | None:
+    """Return the samples of an uploaded recording; None for none."""
+    if upload is None:
+        return None
+    return uploads.decoded_sound(
+        uploads.data_of(upload, name, uploads.MAX_SOUND_BYTES),
+        name,
+        rate=manifest.workload.voice.sample_rate,
+        max_s=_voice_seconds(manifest, continued),
     )
 
 

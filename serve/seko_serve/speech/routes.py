@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from seko_runtime.errors import UsageError
 from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.voice import Voice
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import link_to
@@ -28,6 +29,7 @@ from seko_serve.protocol import JOIN, Codec, Control, Media
 from seko_serve.speech.answers import SoundResponse, events, sound, whole
 from seko_serve.speech.content import SpeechContent, encoded_in_parts
 from seko_serve.speech.fields import DEFAULT_VOICE, FIELDS, STOCK_VOICES, VOICE_FIELDS, is_stock_model
+from seko_serve.speech.opening import FIELDS as OPENING
 from seko_serve.speech.opening import SpeechOpening, speech_opening_of
 from seko_serve.speech.voices import KeptVoice, KeptVoices
 
@@ -35,6 +37,7 @@ PATH, VOICES_PATH = "/v1/audio/speech", "/v1/audio/voices"
 AGAIN_S = 1.0  # seconds after which a refused client asks again
 LOOK_S = 0.05  # between two looks whether a request that waits gets a row
 AHEAD = 8  # patches that are made before they are sent
+_RECORDINGS = frozenset({"ref_audio", "reference"})  # fields
 NOTE = "seko-note"  # header that says what stands for what the client named
 
 
@@ -43,7 +46,7 @@ class SpeechRoutes(WorkloadRoutes):
 
     def __init__(self, manager: SessionManager, access: Access) -> None:
         super().__init__(manager, access)
-        self._voices = KeptVoices()
+        self._voices = KeptVoices(manager.shelf)
         self._closing: set[asyncio.Task[None]] = set()
 
     def routes(self) -> list[BaseRoute]:
@@ -59,14 +62,14 @@ class SpeechRoutes(WorkloadRoutes):
     # -- voices ------------------------------------------------------------------------------------------------
 
     async def _list_voices(self, request: Request) -> Response:
-        voices = self._voices.of(self._access.tenant(request))
+        voices = await self._voices.of(self._access.tenant(request))
         return JSONResponse({"object": "list", "data": [voice.facts() for voice in voices]})
 
     async def _voice(self, request: Request) -> Response:
         tenant = self._access.tenant(request)
-        voice = self._voices.find(tenant, request.path_params["name"])
+        voice = await self._voices.find(tenant, request.path_params["name"])
         if request.method == "DELETE":
-            self._voices.remove(tenant, voice)
+            await self._voices.remove(tenant, voice)
             return JSONResponse({"id": voice.id, "object": "audio.voice.deleted", "deleted": True})
         return JSONResponse(voice.facts())
 
@@ -75,16 +78,17 @@ class SpeechRoutes(WorkloadRoutes):
         values = VOICE_FIELDS.read(await body_fields(request, MAX_OPENING_BYTES), manifest)
         if "name" not in values:
             raise ServeError("bad_request", "name is missing", field="name")
-        named = [name for name in ("audio_sample", "ref_audio") if name in values] or ["audio_sample"]
-        if len(named) > 1 or named[0] not in values:
+        if is_stock_model(values.get("model")):
+            del values["model"]
+        named = [name for name in ("audio_sample", "ref_audio") if name in values]
+        if len(named) != 1:
             raise ServeError("bad_request", "expected one recording, as audio_sample or ref_audio")
-        self._voices.check_room(tenant, values["name"])
+        await self._voices.check_room(tenant, values["name"])
         self._manager.check_takes()
-        opened = {"voice": values[named[0]], "voice_text": values.get("ref_text", "")}
-        opening = await asyncio.to_thread(speech_opening_of, opened, manifest, named[0], "ref_text")
+        opening = await _opening_of(values, manifest, named[0])
         encoded = await self._manager.call_in_parts(lambda pool: encoded_in_parts(pool, opening))
-        voice = KeptVoice(values["name"], encoded)
-        self._voices.keep(tenant, voice)
+        voice = KeptVoice(values["name"])
+        await self._voices.keep(tenant, voice, encoded)
         return JSONResponse(voice.facts())
 
     # -- speech ------------------------------------------------------------------------------------------------
@@ -110,14 +114,14 @@ class SpeechRoutes(WorkloadRoutes):
         values = FIELDS.read(await body_fields(request, MAX_OPENING_BYTES), manifest)
         if "input" not in values:
             raise ServeError("bad_request", "input is missing, expected a text with words", field="input")
-        kept, notes = self._named(values, tenant, manifest)
+        kept, notes = await self._named(values, tenant, manifest)
         in_events, at_once = values.get("stream_format") == "sse", values.get("stream", True)
         if in_events and not at_once:
             raise ServeError(
                 "bad_request", "stream is false, and stream_format sse is a stream", field="stream"
             )
         form, rate = values.get("response_format", "mp3"), manifest.workload.patch.sample_rate
-        opening = await self._opening(values, kept, manifest)
+        opening = await self._opening(values, manifest, kept)
         speech = Speech(values["input"], sound_file(form, rate), manifest, values.get("max_new_tokens"))
         if in_events:
             speech.text_tokens = await self._manager.device.in_background(speech.tokens_in)
@@ -137,15 +141,15 @@ class SpeechRoutes(WorkloadRoutes):
             return Response(await whole(first, parts, request), **kind)
         return SoundResponse(sound(first, parts, refused), parts, **kind)
 
-    def _named(
+    async def _named(
         self, values: dict[str, Any], tenant: str, manifest: SpeechManifest
-    ) -> tuple[KeptVoice | None, list[str]]:
+    ) -> tuple[Voice | None, list[str]]:
         """Return the kept voice that a request names, if any, and what the client is told of names that stand for
         others."""
         notes, name = [], values.get("voice", DEFAULT_VOICE)
         if is_stock_model(values.get("model")):
             notes.append(f"model {values.pop('model')} is {manifest.name}")
-        kept = self._voices.look(tenant, name)
+        kept = await self._voices.look(tenant, name)
         if kept is None and name in STOCK_VOICES:
             notes.append(f"voice {name} is {'ref_audio' if 'ref_audio' in values else DEFAULT_VOICE}")
         elif kept is None and name != DEFAULT_VOICE:
@@ -155,9 +159,9 @@ class SpeechRoutes(WorkloadRoutes):
                 f"was sent to {VOICES_PATH}; a recording may also be sent as ref_audio",
                 field="voice",
             )
-        elif kept is not None and "ref_audio" in values:
+        elif kept is not None and (recording := _RECORDINGS & values.keys()):
             raise ServeError(
-                "bad_request", "voice and ref_audio are both recordings: give one", field="voice"
+                "bad_request", f"voice and {min(recording)} are both recordings: give one", field="voice"
             )
         if "language" in values:
             notes.append("language follows the text")
@@ -170,35 +174,26 @@ class SpeechRoutes(WorkloadRoutes):
                 "task_type is Base for a recording or a kept voice, and CustomVoice without",
                 field="task_type",
             )
-        return kept, notes
+        return None if kept is None else await self._voices.encoded(tenant, kept), notes
 
     async def _opening(
-        self, values: dict[str, Any], kept: KeptVoice | None, manifest: SpeechManifest
+        self, values: dict[str, Any], manifest: SpeechManifest, kept: Voice | None
     ) -> SpeechOpening:
         """Return the conditions with which a request's session begins; ServeError if a sentence would not fit."""
-        opened = {
-            name: values[field]
-            for name, field in (
-                ("model", "model"), ("seed", "seed"), ("guidance", "guidance"), ("temperature", "temperature"),
-                ("voice", "ref_audio"), ("voice_text", "ref_text"),
-            )
-            if field in values
-        }  # fmt: skip
         await self._check_text(values["input"], SpeechOpening())  # before the sound of a voice is decoded
-        opening = await asyncio.to_thread(speech_opening_of, opened, manifest, "ref_audio", "ref_text")
+        opening = await _opening_of(values, manifest)
         if kept is not None:
-            opening = replace(opening, encoded=kept.voice, voice_text=kept.voice.text)
-        if opening.voice_patches(manifest):
+            opening = replace(opening, encoded=kept, voice_text=kept.text)
+        if any(opening.voice_patches(manifest).values()):
             await self._check_text(values["input"], opening)
         return opening
 
     async def _check_text(self, text: str, opening: SpeechOpening) -> None:
         """Raise the ServeError with which a sentence of the text would end the speech."""
         patches = opening.voice_patches(self._speaking())
-        of_voice = {"continued" if opening.voice_text else "reference": patches}
 
         def check(pool: Any) -> None:
-            pool.check_text(text, voice_text=opening.voice_text, **of_voice)
+            pool.check_text(text, voice_text=opening.voice_text, **patches)
 
         try:
             await self._manager.device.in_background(check)
@@ -299,6 +294,15 @@ class Speech:
         patches = -(-self._made // self._patch)
         usage = {"input_tokens": self.text_tokens, "output_tokens": patches}
         return {"usage": {**usage, "total_tokens": self.text_tokens + patches}, "cut": self.cut}
+
+
+async def _opening_of(
+    values: dict[str, Any], manifest: SpeechManifest, sound: str = "ref_audio"
+) -> SpeechOpening:
+    """Return the opening of a request's fields; ``sound`` is the field of the recording."""
+    fields = {"voice": sound, "voice_text": "ref_text"}
+    opened = {name: values[field] for name in OPENING if (field := fields.get(name, name)) in values}
+    return await asyncio.to_thread(speech_opening_of, opened, manifest, sound, "ref_text")
 
 
 async def _heard(connection: Connection) -> AsyncIterator[Media]:

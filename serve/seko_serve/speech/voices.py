@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from dataclasses import dataclass, field
 
 from seko_runtime.speech.voice import Voice
 from seko_serve.errors import ServeError
+from seko_serve.live.shelf import Shelf, no_room
 
-MAX_VOICES, MAX_EVERY = 32, 1024  # of an API key, and of all
+MAX_VOICES = 32  # of an API key
 ID = "voice_"
 
 
@@ -21,12 +23,9 @@ class KeptVoice:
     ----------
     name : str
         Its name, which the client chose.
-    voice : Voice
-        The encoded recording.
     """
 
     name: str
-    voice: Voice
     id: str = field(default_factory=lambda: ID + secrets.token_urlsafe(12))
     created: float = field(default_factory=time.time)
 
@@ -42,42 +41,54 @@ class KeptVoice:
 
 
 class KeptVoices:
-    """The kept voices of a server, until its process ends. Only the event loop's thread may call the methods."""
+    """The kept voices of a server, or of all servers of its artifact in a fleet.
 
-    def __init__(self) -> None:
-        self._voices: dict[str, dict[str, KeptVoice]] = {}  # by tenant and name
+    Parameters
+    ----------
+    shelf : Shelf
+        Where they are kept, by tenant and name.
+    """
 
-    def of(self, tenant: str) -> list[KeptVoice]:
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    async def of(self, tenant: str) -> list[KeptVoice]:
         """Return the voices of a tenant, oldest first."""
-        return list(self._voices.get(tenant, {}).values())
+        labels = await self._shelf.labels(tenant)
+        voices = (KeptVoice(name, **json.loads(label)) for name, label in labels.items())
+        return sorted(voices, key=lambda voice: voice.created)
 
-    def look(self, tenant: str, name: str) -> KeptVoice | None:
+    async def look(self, tenant: str, name: str) -> KeptVoice | None:
         """Return a tenant's voice by name or id; None if there is none."""
-        own = self._voices.get(tenant, {})
-        return own.get(name) or next((voice for voice in own.values() if voice.id == name), None)
+        own = await self.of(tenant)
+        named = [voice for voice in own if voice.name == name] or [voice for voice in own if voice.id == name]
+        return named[0] if named else None
 
-    def find(self, tenant: str, name: str) -> KeptVoice:
+    async def find(self, tenant: str, name: str) -> KeptVoice:
         """Return a tenant's voice by name or id; ServeError if there is none."""
-        voice = self.look(tenant, name)
+        voice = await self.look(tenant, name)
         if voice is None:
             raise ServeError("not_found", "there is no such voice")
         return voice
 
-    def check_room(self, tenant: str, name: str) -> None:
+    async def encoded(self, tenant: str, voice: KeptVoice) -> Voice:
+        """Return a tenant's voice as the model takes it; ServeError if it was removed meanwhile."""
+        content = await self._shelf.content(tenant, voice.name)
+        if content is None:
+            raise ServeError("not_found", "there is no such voice")
+        return Voice.of_content(content)
+
+    async def check_room(self, tenant: str, name: str) -> None:
         """Raise a ServeError if a tenant may keep no further voice of this name."""
-        own = self._voices.get(tenant, {})
-        if name in own:
-            return
-        if len(own) >= MAX_VOICES:
-            raise ServeError("full", f"{MAX_VOICES} voices of this API key are kept; delete one")
-        if sum(map(len, self._voices.values())) >= MAX_EVERY:
-            raise ServeError("full", "the server keeps no further voice")
+        labels = await self._shelf.labels(tenant)
+        if name not in labels and len(labels) >= MAX_VOICES:
+            raise no_room(MAX_VOICES)
 
-    def keep(self, tenant: str, voice: KeptVoice) -> None:
+    async def keep(self, tenant: str, voice: KeptVoice, encoded: Voice) -> None:
         """Keep a voice, in place of another one of its name; ServeError as in `check_room`."""
-        self.check_room(tenant, voice.name)
-        self._voices.setdefault(tenant, {})[voice.name] = voice
+        label = json.dumps({"id": voice.id, "created": voice.created})
+        await self._shelf.keep(tenant, voice.name, label, encoded.content(), MAX_VOICES)
 
-    def remove(self, tenant: str, voice: KeptVoice) -> None:
+    async def remove(self, tenant: str, voice: KeptVoice) -> None:
         """Forget a voice."""
-        self._voices.get(tenant, {}).pop(voice.name, None)
+        await self._shelf.remove(tenant, voice.name)

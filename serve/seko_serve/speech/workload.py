@@ -21,7 +21,7 @@ from seko_serve.speech.calibration import measure, one_part_of_a_voice
 from seko_serve.speech.content import MAX_LETTERS_AHEAD, SpeechContent, described_speech
 from seko_serve.speech.fields import is_stock_model
 from seko_serve.speech.opening import SpeechOpening, speech_opening_of
-from seko_serve.speech.routes import PATH, SpeechRoutes
+from seko_serve.speech.routes import PATH, VOICES_PATH, SpeechRoutes
 
 
 class SpeechWorkload(ServedWorkload[SpeechManifest]):
@@ -30,6 +30,7 @@ class SpeechWorkload(ServedWorkload[SpeechManifest]):
     kind = "speech"
     page = Page("Seko speaks", Path(__file__).parent / "page")
     row_paths = (PATH,)
+    kept_paths = (VOICES_PATH,)
 
     def check(self, manifest: SpeechManifest) -> None:
         """Check that the library for the artifact's texts is there."""

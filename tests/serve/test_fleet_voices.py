@@ -1,0 +1,103 @@
+"""Voices that a fleet keeps: every box of the artifact speaks with them, for the key that sent them alone."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seko_serve.speech import voices
+from tests.speech.toy_speech import VOICE
+
+from .fleets import KEYS, Fleet
+from .test_controls import noise, wav
+from .test_fleet_gateway import ask, run
+from .test_speech import opener
+
+aiohttp = pytest.importorskip("aiohttp", reason="needs seko-serve[ray]")
+RECORDING = base64.b64encode(wav(noise(4 * VOICE.samples), VOICE.sample_rate)).decode()
+PATH = "/v1/audio/voices"
+
+
+async def speak(fleet: Fleet, **table: object) -> tuple[int, bytes]:
+    """Speak as clients do that follow a redirect."""
+    table = {"input": "abc", "seed": 2, "response_format": "pcm", **table}
+    headers = {"authorization": f"Bearer {KEYS[0]}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as client,
+        client.post(f"{fleet.url}/v1/audio/speech", json=table) as answer,
+    ):
+        return answer.status, await answer.read()
+
+
+async def keep(fleet: Fleet, name: str, key: str = KEYS[0]) -> tuple[int, Any]:
+    return await ask(fleet, PATH, "POST", {"name": name, "ref_audio": RECORDING}, key)
+
+
+async def names(fleet: Fleet, key: str = KEYS[0]) -> list[str]:
+    return [voice["name"] for voice in (await ask(fleet, PATH, key=key))[1]["data"]]
+
+
+def test_a_voice_that_one_box_encoded_speaks_at_another_that_came_later(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        first = await fleet.box(opener, keys=KEYS)
+        status, voice = await keep(fleet, "ada")
+        assert (status, voice["name"]) == (200, "ada"), voice
+        wanted = await speak(fleet, ref_audio=RECORDING)
+        assert wanted[0] == 200
+        await fleet.box(opener, keys=KEYS)
+        await fleet.stop(first)
+        for name in ("ada", voice["id"]):
+            assert await speak(fleet, voice=name) == wanted
+        assert (await ask(fleet, PATH, key=KEYS[0]))[1]["data"] == [voice]
+        assert await ask(fleet, f"{PATH}/ada", key=KEYS[0]) == (200, voice)
+        assert (await ask(fleet, f"{PATH}/{voice['id']}", "DELETE", key=KEYS[0]))[1]["deleted"]
+        assert (await ask(fleet, f"{PATH}/ada", key=KEYS[0]))[0] == 404
+        assert (await speak(fleet, voice="ada"))[0] == 404
+
+    run(tmp_path / "store", test, keys=KEYS)
+
+
+def test_voices_of_a_key_are_counted_over_all_boxes_and_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(voices, "MAX_VOICES", 2)
+
+    async def test(fleet: Fleet) -> None:
+        for _ in range(2):
+            await fleet.box(opener, keys=KEYS)
+        assert [(await keep(fleet, name))[0] for name in "abcab"] == [200, 200, 503, 200, 200]
+        assert (await keep(fleet, "c", KEYS[1]))[0] == 200
+        assert (await names(fleet), await names(fleet, KEYS[1])) == (["a", "b"], ["c"])
+        assert (await ask(fleet, f"{PATH}/a", key=KEYS[1]))[0] == 404
+        assert (await ask(fleet, PATH))[0] == 401
+
+    run(tmp_path / "store", test, keys=KEYS)
+
+
+def test_a_voice_belongs_to_an_artifact(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        first = await fleet.box(opener, keys=KEYS)
+        await keep(fleet, "ada")
+        second = await fleet.box(opener, keys=KEYS, digest="0" * 64)
+        assert await names(fleet) == ["ada"]
+        for box, wanted in ((first, 200), (second, 404)):
+            url = f"{box.facts().inside}{PATH}/ada"
+            async with aiohttp.request("GET", url, headers={"authorization": f"Bearer {KEYS[0]}"}) as answer:
+                assert answer.status == wanted
+        await fleet.stop(first)
+        assert await names(fleet) == []
+
+    run(tmp_path / "store", test, keys=KEYS)
+
+
+def test_a_fleet_without_speech_keeps_no_voices(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        assert (await ask(fleet, PATH))[0] == 503
+        await fleet.box()
+        status, answer = await ask(fleet, PATH, "POST", {"name": "ada", "ref_audio": RECORDING})
+        assert (status, answer["error"]["code"]) == (415, "unsupported")
+
+    run(tmp_path / "store", test)
