@@ -3,6 +3,7 @@
     python -m scripts.bench CASE...                        rows go to docs/benchmarks/, by the name of the GPU
     python -m scripts.bench CASE... --prepare              only builds; a later run of the same commit uses it
     python -m scripts.bench CASE... --trial --rows FILE    tiny, on a CPU: tries a case, no figure
+    python -m scripts.bench CASE --part NAME...            of a case made of parts, these alone
 
 Several cases run one after another, each in a process of its own. The exit code is 0 if all ended well.
 """
@@ -42,6 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=480.0, help="of a case; what does not fit is named")
     parser.add_argument("--prepare", action="store_true", help="only build what is measured")
     parser.add_argument("--trial", action="store_true", help="tiny, on a CPU")
+    parser.add_argument(
+        "--part", action="append", metavar="NAME", help="of a case made of parts, this one alone"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)  # work that a case does in a process of its own
     options = parser.parse_args(arguments)
     if len(options.cases) > 1:
@@ -65,7 +69,7 @@ def run(name: str, options: argparse.Namespace) -> int:
     Raises
     ------
     SystemExit
-        If the case needs a GPU, or builds nothing that could be prepared.
+        If the case needs a GPU, builds nothing that could be prepared, or lacks a part that was asked for.
     """
     case = CASES[name]
     if options.trial and case.trial is None:
@@ -73,6 +77,11 @@ def run(name: str, options: argparse.Namespace) -> int:
     if options.prepare and not case.builds:
         raise SystemExit(f"{name} builds nothing ahead")
     given = {**case.options, **((case.trial or {}) if options.trial else {})}
+    if options.part:
+        parts = given.get("parts", ())
+        if unknown := [part for part in options.part if part not in parts]:
+            raise SystemExit(f"{name} has no part {', '.join(unknown)}: it has {', '.join(parts) or 'none'}")
+        given["parts"] = tuple(options.part)
     own = argparse.Namespace(
         case=name,
         work=options.work / (case.folder or name),

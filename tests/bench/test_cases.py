@@ -42,6 +42,11 @@ def test_cases_that_fail_are_counted_and_the_others_run(tmp_path: Path) -> None:
     assert len(rows.read_text().splitlines()) == 2
 
 
+def test_a_part_that_a_case_lacks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="has no part nix: it has reuse"):
+        runner.main(["loops", "--trial", "--work", str(tmp_path), "--part", "nix"])
+
+
 def test_what_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="import builds nothing ahead"):
         runner.main(["import", "--prepare", "--work", str(tmp_path)])
