@@ -25,7 +25,6 @@ from seko_export.media.umt5.encoder import EmbeddingPart, TextEnd, TextLayer, Te
 from seko_export.media.vaes import vae_of
 from seko_runtime.format.manifest import Buffer, Call
 from seko_runtime.video.contract import (
-    DECODE_LATENTS,
     ENCODE_VIDEO,
     ENCODE_VIDEO_FIRST,
     IMAGE,
@@ -39,7 +38,7 @@ from seko_runtime.video.contract import (
     VIDEO_IN_FRAMES,
     VIDEO_IN_LATENTS,
 )
-from seko_runtime.video.manifest import Text, Video
+from seko_runtime.video.manifest import DECODE_LATENTS, Text, Video
 
 TEXT_WEIGHTS, VAE_WEIGHTS = "text.", "vae."
 VAE_ENCODER_WEIGHTS = "vae_encoder."  # of a VAE that only encodes, as another one decodes
