@@ -152,9 +152,14 @@ CASES: Mapping[str, Case] = {
     ),
     "matrix_game": Case(
         "mg2_fps, mg2_step_vs_compiled, serve_key_to_picture", "worlds",
-        WORLDS | {"preset": "matrix-game-2-universal", "parts": ("fps", "compiled", "key")},
+        WORLDS | {"preset": "matrix-game-2-universal", "parts": ("fps", "fps_parts", "compiled", "key")},
         {"preset": "matrix-game-tiny", "chunks": 2, "presses": 2, "sessions": 2, "misses_of": 4,
-         "parts": ("fps", "compiled", "key", "sessions")},
+         "parts": ("fps", "fps_parts", "compiled", "key", "sessions")},
+    ),
+    "matrix_game_kernels": Case(
+        "no row: where the time of a chunk goes, by kernels", "worlds",
+        WORLDS | {"preset": "matrix-game-2-universal", "parts": ("kernels",)},
+        {"preset": "matrix-game-tiny", "chunks": 2}, folder="matrix_game",
     ),
     "minwm": Case(
         "minwm_fps", "worlds", WORLDS | {"preset": "minwm-camera-1.3b", "parts": ("fps",)},

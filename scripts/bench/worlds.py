@@ -3,7 +3,9 @@
 No checkpoint and no artifact is written: engines are compiled as in a build, weights are drawn on the device. Parts:
 
 - ``fps``: ``mg2_fps`` or ``minwm_fps``: video frames a second, on the host, decoded while the next chunk is made;
+- ``fps_parts``: the same, decoded by one latent frame at a time;
 - ``compiled``: ``mg2_step_vs_compiled``: a chunk of latents against the same by torch.compile, captured;
+- ``kernels``: no row: where the time of a chunk goes, by kinds of kernels and by the longest ones, of both;
 - ``key``: ``serve_key_to_picture``: from a key's event, where the row waits for its viewer, until the first frame that
   follows it is at the client, in chunk times;
 - ``sessions``: ``worlds_sessions`` and ``worlds_misses``: viewers of one server at 16 fps, and their late chunks.
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,13 +35,17 @@ from scripts.bench.full_model import (
     measure,
     steady,
 )
+from scripts.bench.graph_timing import emit
 from scripts.bench.rows import append_row
 from scripts.bench.serve import Served, python, watched
 from seko_export import BuildOptions
 from seko_export.config.video import VideoBuild
 from seko_export.families.wan_layout.picture_condition import TABLE
+from seko_export.media.pieces import decode_parts
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.options.resolve import resolve_build
+from seko_export.tools.profile_trace import digest_trace
+from seko_export.tools.profiling import kineto_settings, traced
 from seko_export.video.recording import golden_inputs
 from seko_runtime import Pool
 from seko_runtime.video.session import Session
@@ -53,6 +60,7 @@ BARS = {
     "worlds_misses": 0.0,
 }
 WATCHED_FPS = 16.0
+KERNELS, KERNEL_LETTERS = 40, 160  # of a chunk, longest first; letters of a name
 PRESSES = """
 import asyncio, base64, json, sys, time
 from pathlib import Path
@@ -100,9 +108,14 @@ class Bench(FullModelBench):
         """Whether the case is only tried."""
         return "tiny" in self.options.preset
 
-    def config(self, *, exact: bool = False, decoded: bool = False, sessions: int = 1) -> VideoBuild:
-        """Return a build: FP4 cache, fp8 matmuls, a resident window; or torch's own layers over an exact cache."""
+    def config(
+        self, *, exact: bool = False, decoded: bool = False, sessions: int = 1, parts: bool = False
+    ) -> VideoBuild:
+        """Return a build: FP4 cache, fp8 matmuls, a resident window; or torch's own layers over an exact cache. With
+        ``parts`` a chunk is decoded by one latent frame at a time."""
         more: dict[str, Any] = {**PLAIN} if exact else {**FAST, "resident_window": True}
+        if parts:
+            more["decode_frames"] = 1
         if sessions > 1:
             more |= {"sessions": sessions, "batch": tuple(n for n in (1, 2, 4, 8) if n <= sessions)}
         asked = BuildOptions(preset=self.options.preset, no_vae=True, no_text=True, **more)
@@ -113,23 +126,33 @@ class Bench(FullModelBench):
             else config
         )
 
-    def row(self, figure: str, config: VideoBuild, value: float, unit: str, **more: object) -> None:
-        """Append a row."""
+    def row(
+        self,
+        figure: str,
+        config: VideoBuild,
+        value: float,
+        unit: str,
+        *,
+        barred: bool = True,
+        **more: object,
+    ) -> None:
+        """Append a row, which is held against the figure's bar if it is ``barred``."""
         s = config.workload.stream
         cache = "fp4 cache, fp8 matmuls, resident window" if config.target.fp8 else "exact cache"
-        vae = ", Wan VAE" if config.workload.vae else ""
+        parts = ", by single latents" if decode_parts(config) > 1 else ""
+        vae = f", Wan VAE{parts}" if config.workload.vae else ""
         passes = len(config.workload.schedule.timesteps)
         shape = (
             f"{config.model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}, ring {s.ring_frames}, {passes} passes "
             f"and context, {cache}{vae}, {config.workload.rows} rows"
         )
-        bar = BARS.get(figure) if self.on_gpu and not self.tiny else None
+        bar = BARS.get(figure) if barred and self.on_gpu and not self.tiny else None
         kind = "uncompiled" if self.options.eager else "aoti"
         append_row(self.options.rows, figure, shape, value, unit, bar, engines=kind, weights="random", **more)
 
     def folder(self, config: VideoBuild) -> Path:
         """Return where a build's engines lie."""
-        decoded = ("vae",) if config.workload.vae else ()
+        decoded = (f"vae{decode_parts(config)}",) if config.workload.vae else ()
         return self.options.work / "-".join(map(str, (config.model.name, config.workload.rows, *decoded)))
 
     @contextmanager
@@ -157,7 +180,15 @@ def play(session: Session) -> None:
 
 def fps(bench: Bench) -> None:
     """A steady stream, with every frame on the host."""
-    config = bench.config(decoded=True)
+    _fps(bench, bench.config(decoded=True))
+
+
+def fps_parts(bench: Bench) -> None:
+    """The same, decoded by one latent frame at a time."""
+    _fps(bench, bench.config(decoded=True, parts=True))
+
+
+def _fps(bench: Bench, config: VideoBuild) -> None:
     bench.compile([config])
     s = config.workload.stream
     with bench.opened(config) as session:
@@ -192,6 +223,38 @@ def compiled(bench: Bench) -> None:
     )  # fmt: skip
 
 
+def kernels(bench: Bench) -> None:
+    """Print the kernels of a chunk of latents, and of the same by torch.compile over an exact cache."""
+    config, exact = bench.config(), bench.config(exact=True)
+    bench.compile([config])
+    _print_kernels(bench, "ours", config)
+    _print_kernels(bench, "compiled", exact, None if bench.options.eager else compiled_engines(exact))
+
+
+def _print_kernels(bench: Bench, name: str, config: VideoBuild, engines: Any = None) -> None:
+    with kineto_settings(), bench.opened(config, engines) as session:
+        play(session)
+        steady(session, config, 2)
+
+        def timed() -> float:
+            begun = time.perf_counter()
+            session.run_chunk().to_host()
+            return time.perf_counter() - begun
+
+        traced(timed, 1, bench.on_gpu)  # the profiler's start costs time in the first chunk that it sees
+        trace, _ = traced(timed, 3, bench.on_gpu)
+    report = digest_trace(trace).report(KERNELS)
+    kinds = {kind: _kernel_ms(row) for kind, row in report["buckets"].items() if row["calls"]}
+    emit(of=name, model=config.model.name, ms=round(report["total_ns"] / 1e6, 3),
+         idle_ms=round(report["idle_ns"] / 1e6, 3), kinds=kinds)  # fmt: skip
+    for row in report["top"]:
+        emit(of=name, kernel=row["name"][:KERNEL_LETTERS], kind=row["bucket"], **_kernel_ms(row))
+
+
+def _kernel_ms(row: dict[str, Any]) -> dict[str, float]:
+    return {"calls": row["calls"], "ms": round(row["time_ns"] / 1e6, 3)}
+
+
 def _start_picture(bench: Bench, config: VideoBuild) -> Path:
     picture = bench.options.work / "start.png"
     size = (config.workload.stream.width, config.workload.stream.height)
@@ -200,18 +263,24 @@ def _start_picture(bench: Bench, config: VideoBuild) -> Path:
 
 
 def key(bench: Bench) -> None:
-    """One viewer who presses a key whenever the row waits for him."""
-    config = bench.config(decoded=True)
+    """One viewer who presses a key whenever the row waits for him, of chunks decoded whole and in parts."""
+    latents = bench.config()
+    bench.compile([latents])
+    chunk_ms = _steady(bench, latents)["median"]
+    for parts in (False, True):
+        _key(bench, bench.config(decoded=True, parts=parts), chunk_ms)
+
+
+def _key(bench: Bench, config: VideoBuild, chunk_ms: float) -> None:
     bench.compile([config])
     with Served(lambda: bench.world(config)) as served:
         times = json.loads(
             python("-c", PRESSES, served.url, bench.options.presses, _start_picture(bench, config))
         )
-        chunk_ms = 1e3 * served.alone(lambda pool: min(pool.call_times.expected().values()))
     figures = spread(times)
     bench.row("serve_key_to_picture", config, figures["p99"] / chunk_ms, "p99, from a key's event, where the row waits "
               "for its viewer, to the first frame that follows it / chunk", chunk_ms=chunk_ms, presses=len(times),
-              latency_ms=figures)  # fmt: skip
+              latency_ms=figures, barred=decode_parts(config) > 1)  # fmt: skip
 
 
 def sessions(bench: Bench) -> None:
@@ -231,7 +300,9 @@ def sessions(bench: Bench) -> None:
     )
 
 
-PARTS: dict[str, Callable[[Bench], None]] = {part.__name__: part for part in (fps, compiled, key, sessions)}
+PARTS: dict[str, Callable[[Bench], None]] = {
+    part.__name__: part for part in (fps, fps_parts, compiled, kernels, key, sessions)
+}
 
 
 def run(options: argparse.Namespace) -> int:

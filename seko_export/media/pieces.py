@@ -20,13 +20,11 @@ from seko_export.engines.collectives import RANK_ARGUMENT
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
 from seko_export.errors import UsageError
-from seko_export.media.decode_parts import SPLIT, in_parts, part_programs
 from seko_export.media.umt5.embedding import EMBEDDING_PARTS
 from seko_export.media.umt5.encoder import EmbeddingPart, TextEnd, TextLayer, TextStart
 from seko_export.media.vaes import vae_of
 from seko_runtime.format.manifest import Buffer, Call
 from seko_runtime.video.contract import (
-    DECODE_LATENTS,
     ENCODE_VIDEO,
     ENCODE_VIDEO_FIRST,
     IMAGE,
@@ -40,7 +38,7 @@ from seko_runtime.video.contract import (
     VIDEO_IN_FRAMES,
     VIDEO_IN_LATENTS,
 )
-from seko_runtime.video.manifest import Text, Video
+from seko_runtime.video.manifest import DECODE_LATENTS, Text, Video
 
 TEXT_WEIGHTS, VAE_WEIGHTS = "text.", "vae."
 VAE_ENCODER_WEIGHTS = "vae_encoder."  # of a VAE that only encodes, as another one decodes
@@ -61,7 +59,7 @@ _PROGRAMS = {
     "decode": VAE_DECODE,
     ENCODE_VIDEO_FIRST: VIDEO_ENCODE_FIRST,
     ENCODE_VIDEO: VIDEO_ENCODE,
-}  # program -> the one piece that it calls, unless a chunk is decoded in parts
+}  # program -> the one piece that it calls
 
 
 def media_pieces(config: VideoBuild) -> list[Piece]:
@@ -87,14 +85,11 @@ def media_programs(pieces: Mapping[EngineKey, Piece]) -> dict[str, tuple[Call, .
     if EngineKey(TEXT_END) in pieces:
         roles = [EngineKey(role) for role in (TEXT_START, TEXT_PART, TEXT_LAYER, TEXT_END)]
         programs["text"] = tuple(call for key in roles if key in pieces for call in pieces[key].calls())
-    if EngineKey(SPLIT) in pieces:
-        first, later = part_programs(pieces, EngineKey(VAE_DECODE_FIRST), EngineKey(VAE_DECODE))
-        programs |= {"decode_first": first, "decode": later}
     return programs
 
 
 def decode_parts(config: VideoBuild) -> int:
-    """Return the number of parts in which a chunk is decoded, with an engine call for each part; 1 without a VAE."""
+    """Return the number of equal parts in which a chunk is decoded, with an engine call for each; 1 without a VAE."""
     s, vae = config.workload.stream, config.workload.vae
     if vae is None:
         return 1
@@ -114,9 +109,9 @@ def media_buffers(config: VideoBuild) -> tuple[Buffer, ...]:
             Buffer(TEXT_IDS, (1, m.text_tokens), "int64", "session"),
             Buffer(TEXT_ENCODED, (1, m.text_tokens, m.text_dim), dtype, "session"),
         ]
-    video = video_table(config)
-    if config.workload.vae is not None and video is not None:
-        picture, latent = (s.height, s.width, PICTURE_CHANNELS), _latent_shape(config, s.chunk_frames)
+    if config.workload.vae is not None:
+        picture, length = (s.height, s.width, PICTURE_CHANNELS), s.chunk_frames // decode_parts(config)
+        first, later = (config.workload.vae.video_frames(length, first=first) for first in (True, False))
         ranks = config.decode_ranks
         decoded, share = (s.height // ranks, *picture[1:]), PICTURE_AXIS if ranks > 1 else 0
         if config.workload.encoding_vae is not None:
@@ -125,21 +120,21 @@ def media_buffers(config: VideoBuild) -> tuple[Buffer, ...]:
                 Buffer(IMAGE_LATENTS, _latent_shape(config, 1), "float32", "session"),
             ]
         buffers += [
-            Buffer(DECODE_LATENTS, (config.workload.rows, *latent), "float32", "lane"),
+            Buffer(DECODE_LATENTS, (config.workload.rows, *_latent_shape(config, length)), "float32", "lane"),
             *(
                 Buffer(_cache_name(slot), (config.workload.rows, *shape), dtype, "lane", rank_axis=share)
                 for slot, shape in enumerate(_cache_shapes(config, config.workload.vae))
             ),
             Buffer(
                 VIDEO_FIRST,
-                (config.workload.rows, video.first_frames, *decoded),
+                (config.workload.rows, first, *decoded),
                 "uint8",
                 "lane",
                 rank_axis=share,
             ),
             Buffer(
                 VIDEO,
-                (config.workload.rows, video.chunk_frames, *decoded),
+                (config.workload.rows, later, *decoded),
                 "uint8",
                 "lane",
                 rank_axis=share,
@@ -251,8 +246,8 @@ def vae_module(
 
 def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
     s, dtype, kind = config.workload.stream, config.target.dtype, vae_of(vae)
-    picture, parts = (s.height, s.width, PICTURE_CHANNELS), decode_parts(config)
-    length = s.chunk_frames // parts  # latent frames of a call
+    picture = (s.height, s.width, PICTURE_CHANNELS)
+    length = s.chunk_frames // decode_parts(config)  # latent frames of a call
     latents = Argument(
         "latents", f"buffer:{DECODE_LATENTS}[row]", _latent_shape(config, length), torch.float32
     )
@@ -291,12 +286,6 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
         decode(VAE_DECODE_FIRST, VIDEO_FIRST, first=True),
         decode(VAE_DECODE, VIDEO, first=False),
     ]
-    if parts > 1:
-        whole = (
-            vae.video_frames(s.chunk_frames, first=True),
-            vae.video_frames(s.chunk_frames, first=False),
-        )
-        pieces = in_parts(pieces[0], pieces[1], parts, whole)
     encoding = config.workload.encoding_vae
     if encoding is None:
         return pieces

@@ -348,8 +348,9 @@ class BuildOptions:
     )
 
     decode_frames: int | None = _cache(
-        "Most latent frames that the VAE decodes in one call: 1 needs the least memory. Default: those of a chunk, or "
-        "as many as torch's kernels can count."
+        "Most latent frames that the VAE decodes in one call: 1 needs the least memory, and the server sends the first "
+        "video frames of a chunk while it decodes the others. Default: those of a chunk, or as many as torch's kernels "
+        "can count."
     )
     fit: str | None = _cache(
         "Memory of the GPU, such as 24GB, or its name, such as rtx4090: the build adds those of --offload-text, "

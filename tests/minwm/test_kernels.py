@@ -14,19 +14,30 @@ from seko_export.lowering.trace import trace
 from tests.support.hopper import on_hopper
 
 
-@pytest.mark.parametrize("name", ["block", "block_context"])
-def test_both_attentions_run_in_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "resident", "wanted"),
+    [
+        ("block", True, {"attention_fp8": 2}),
+        ("block_context", True, {"attention_fp8": 2}),
+        ("block", False, {"attention_fp8": 1, "attention_bf16": 1, "fp8_expand": 1}),
+    ],
+)
+def test_both_attentions_run_in_kernels(
+    name: str, resident: bool, wanted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a resident window of each attention both see cached frames in 8 bits."""
     on_hopper(monkeypatch)
     preset = PRESETS["minwm-camera-1.3b"]
     assert preset.schedule is not None
     config = VideoBuild(
         preset.model,
         VideoConfig(preset.stream, preset.schedule, "fp4"),
-        TargetConfig("cuda", fused=True, fp8=True, attention="fp8", resident_window=True),
+        TargetConfig("cuda", fused=True, fp8=True, attention="fp8", resident_window=resident),
     )
     with FakeTensorMode(allow_non_fake_inputs=True):
         graph = trace(graph_of(config).pieces[name], "cuda").graph
     called = [str(node.target) for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-    for op in ("seko.attention_fp8", "seko.attention_bf16"):
-        assert sum(target.startswith(op) for target in called) == 1
+    ops = ("attention_fp8", "attention_bf16", "fp8_expand")
+    counts = {op: sum(target.startswith(f"seko.{op}") for target in called) for op in ops}
+    assert {op: count for op, count in counts.items() if count} == wanted
     assert not any("scaled_dot_product" in target and "mask" in target for target in called)

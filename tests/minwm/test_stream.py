@@ -127,6 +127,7 @@ def test_thirty_chunks_later_a_rebuilt_cache_is_the_one_that_was_there() -> None
         ("fp32", {"fp8": True}, FP8_MATMULS_PASS),
         ("fp4", {}, STEP[torch.float32]),
         ("fp4", {"attention": "fp8"}, FP8_PASS),
+        ("fp4", {"attention": "fp8", "resident_window": True}, FP8_PASS),
         ("fp4", {"attention": "fp8", "resident_window": True, "fp8": True}, FP8_MATMULS_PASS),
         ("fp4", {"attention": "fp8", "fp8": True, "fp8_except": (1,)}, FP8_MATMULS_PASS),
         ("fp4", {"attention": "bf16"}, STEP[torch.float32]),

@@ -16,7 +16,7 @@ from seko_export.config.pool import PoolConfig
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.block import Recall, Unturned
 from seko_export.families.layers.choice import CHUNK, INTRINSICS, POSES
-from seko_export.families.layers.layer_pieces import BLOCK
+from seko_export.families.layers.layer_pieces import BLOCK, WINDOW
 from seko_export.families.minwm.camera import INVERSE, KEPT, MATRIX, CameraAttention
 from seko_export.families.minwm.model import NO_CAMERA
 from seko_export.families.registry import graph_of
@@ -167,8 +167,12 @@ def test_each_number_of_a_camera_counts_but_the_lenss_centre() -> None:
 )
 def test_its_engines_are_replayable(change: Mapping[str, object]) -> None:
     pieces = graph_of(minwm_config().changed(**change)).pieces.values()
-    own = [piece for piece in pieces if piece.key.role in (BLOCK, CHUNK)]
-    assert {piece.key.role for piece in own} == {BLOCK, CHUNK}
+    own = [piece for piece in pieces if piece.key.role in (BLOCK, CHUNK, WINDOW)]
+    assert {piece.key.role for piece in own} == {
+        BLOCK,
+        CHUNK,
+        *([WINDOW] if "resident_window" in change else []),
+    }
     for piece in own:
         trace(piece, "cpu")
 

@@ -18,7 +18,7 @@ from seko_runtime.video.session import Session
 from tests.support.stacked import stacked_session
 
 from . import toy, toy_whole
-from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, HEIGHT, WIDTH, open_whole
+from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, HEIGHT, PER_LATENT, WIDTH, open_whole, whole_manifest
 
 Engine = Callable[[list[Any]], list[Any]]
 
@@ -141,6 +141,33 @@ def test_a_failed_chunk_or_decoding_leaves_the_session_at_the_chunk_before(
         assert session.stats.chunks == failing_chunk
         got += stream(session, 7 - failing_chunk)
     assert got == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "call"),
+    [("vae_decode", call) for call in range(1, 2 * toy.CHUNK + 1)]
+    + [("step", toy.LAYERS * toy.PASSES + layer) for layer in (0, 1, 2)],
+)
+def test_a_chunk_in_parts_is_decoded_once_whatever_failed(engine: str, call: int) -> None:
+    """Two rows, whose chunks are decoded by one latent frame at a time, the first frame of both rows first, before the
+    context pass."""
+    in_parts = whole_manifest(2, parts=toy.CHUNK)
+    failing = Failing(engine)
+    with open_whole(2) as whole, open_whole(2, manifest=in_parts, engines={engine: failing}) as session:
+        chunk = session.run_chunk()
+        assert [part.shape[1] for part in chunk.video_parts()] == [1, *[PER_LATENT] * (toy.CHUNK - 1)]
+        assert chunk.video().tobytes() == whole.run_chunk().video().tobytes()
+        failing.calls_left = call
+        with pytest.raises(EngineRunError, match="planted"):
+            session.run_chunk()
+        failing.calls_left = -1
+        for _ in range(3):
+            chunk = session.run_chunk()
+            assert [part.shape[1] for part in chunk.video_parts()] == [PER_LATENT] * toy.CHUNK
+            assert chunk.video().tobytes() == whole.run_chunk().video().tobytes()
+        for stream in (session, whole):
+            stream.rewind(3)
+        assert session.run_chunk().video().tobytes() == whole.run_chunk().video().tobytes()
 
 
 def test_a_row_restarted_after_a_failed_decoding_begins_with_its_first_frames() -> None:

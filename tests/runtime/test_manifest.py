@@ -382,6 +382,7 @@ def renamed(manifest: VideoManifest, name: str, **changes: Any) -> tuple[Any, ..
         ("decode.latents", {"shape": (2, 4, 3, 1, 3)}, "buffer decode.latents"),
         ("decode.latents", {"role": "state"}, "buffer decode.latents"),
         ("decode.latents", {"drop": True}, "buffer decode.latents is not there"),
+        ("decode.latents", {"shape": (2, 4, 1, 1, 3)}, "buffer video.first is"),  # decoded in two parts
         ("video", {"shape": (2, 9, 8, 24, 3)}, "buffer video is"),
         ("video", {"dtype": "float32"}, "buffer video is"),
         ("video.first", {"shape": (2, 8, 8, 24, 3)}, "buffer video.first is"),

@@ -143,7 +143,7 @@ def decode_frames(
     x = latents.permute(1, 2, 3, 0)  # [F, h, w, C]
     history = torch.cat((last, x))
     pictures = []
-    for frame in range(CHUNK):
+    for frame in range(len(x)):
         total = total * 0.9 + x[frame].mean((0, 1))[None, None, None]
         seen = history[frame + 2] + 0.5 * history[frame + 1] + 0.25 * history[frame] + total[0]
         repeats = 1 if first and frame == 0 else PER_LATENT
@@ -154,11 +154,14 @@ def decode_frames(
     return torch.stack(pictures), history[-2:].clone(), total.clone()
 
 
-def whole_manifest(batch: int = 1, **changes: object) -> VideoManifest:
-    """The toy's manifest with text, given frames and video; ``changes`` replace whole fields."""
+def whole_manifest(batch: int = 1, *, parts: int = 1, **changes: object) -> VideoManifest:
+    """The toy's manifest with text, given frames and video that is decoded in ``parts`` of a chunk; ``changes`` replace
+    whole fields."""
     base = toy.toy_manifest(batch)
     f32, latent = "float32", (batch, CHANNELS, CHUNK, ROWS, COLUMNS)
-    row, last, total = latent[1:], (2, ROWS, COLUMNS, CHANNELS), (1, 1, 1, CHANNELS)
+    read, later = CHUNK // parts, CHUNK_VIDEO // parts
+    first = FIRST_FRAMES - (parts - 1) * later
+    row, last, total = (CHANNELS, read, ROWS, COLUMNS), (2, ROWS, COLUMNS, CHANNELS), (1, 1, 1, CHANNELS)
     given_refs = ("buffer:conditioning.latents", "buffer:conditioning_frames")
     given_specs = (TensorSpec("given", latent, f32), TensorSpec("conditioning_frames", (batch,), "int64"))
     begin = next(engine for engine in base.engines if engine.name == "begin")
@@ -198,11 +201,11 @@ def whole_manifest(batch: int = 1, **changes: object) -> VideoManifest:
             Buffer("image", picture, "uint8", "session"),
             Buffer("image.latents", (CHANNELS, 1, ROWS, COLUMNS), f32, "session"),
             Buffer("conditioning.latents", latent, f32, "session"),
-            Buffer("decode.latents", latent, f32, "lane"),
+            Buffer("decode.latents", (batch, *row), f32, "lane"),
             Buffer("vae.cache.00", (batch, *last), f32, "lane"),
             Buffer("vae.cache.01", (batch, *total), f32, "lane"),
-            Buffer("video.first", (batch, FIRST_FRAMES, *picture), "uint8", "lane"),
-            Buffer("video", (batch, CHUNK_VIDEO, *picture), "uint8", "lane"),
+            Buffer("video.first", (batch, first, *picture), "uint8", "lane"),
+            Buffer("video", (batch, later, *picture), "uint8", "lane"),
         ),
         "weights": (
             *base.weights,
@@ -237,13 +240,13 @@ def whole_manifest(batch: int = 1, **changes: object) -> VideoManifest:
                 "vae_decode_first",
                 "engines/vae_decode_first.pt2",
                 (TensorSpec("latents", row, f32),),
-                (TensorSpec("frames", (FIRST_FRAMES, *picture), "uint8"), *caches),
+                (TensorSpec("frames", (first, *picture), "uint8"), *caches),
             ),
             EngineSpec(
                 "vae_decode",
                 "engines/vae_decode.pt2",
                 (TensorSpec("latents", row, f32), *caches),
-                (TensorSpec("frames", (CHUNK_VIDEO, *picture), "uint8"), *caches),
+                (TensorSpec("frames", (later, *picture), "uint8"), *caches),
             ),
         ),
         "programs": programs,

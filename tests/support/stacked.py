@@ -43,6 +43,10 @@ class StackedChunk:
     def video(self) -> np.ndarray:
         return np.concatenate([chunk.video() for chunk in self.rows])
 
+    def video_parts(self) -> list[np.ndarray]:
+        parts = zip(*(chunk.video_parts() for chunk in self.rows), strict=True)
+        return [np.concatenate(rows) for rows in parts]
+
     def video_rows(self) -> list[np.ndarray]:
         return [chunk.video()[0] for chunk in self.rows]
 

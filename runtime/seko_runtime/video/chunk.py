@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,11 +29,11 @@ class ChunkMaker(Protocol):
         """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns the
         latents. The parameters are attributes of the `Chunk`."""
 
-    def video_finished(self, row: int, number: int) -> Callable[[], None]:
-        """Return a function that waits until the video frames of one chunk of a session are on the host."""
+    def video_finished(self, row: int, number: int, part: int) -> Callable[[], None]:
+        """Return a function that waits until the video frames of a part of one chunk of a session are on the host."""
 
-    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
-        """Return the video frames of one chunk of a session, once they are on the host."""
+    def video_frames(self, row: int, number: int, part: int) -> NDArray[np.uint8]:
+        """Return the video frames of a part of one chunk of a session, once they are on the host."""
 
 
 @record
@@ -63,6 +63,8 @@ class Chunk:
         Number of the session's row in the pool.
     picture : int or None
         Number of the decoded chunk, counted over all streams that the session's row had; None without a VAE.
+    parts : int
+        Number of parts in which the chunk is decoded; more than 1 with `--decode-frames` below the chunk's.
     heard_at : float, optional
         Time, by `time.monotonic`, at which the last event of a control on which the chunk depends came, such as the
         last sample of a voice; None if no control knows it.
@@ -75,6 +77,7 @@ class Chunk:
     serial: int
     row: int
     picture: int | None = None
+    parts: int = 1
     heard_at: float | None = None
 
     def late_s(self) -> float | None:
@@ -101,9 +104,17 @@ class Chunk:
             copied = self.maker.read_latents(self.row, self.serial, self.index)
         return copied()  # wait without the pool's lock, so that other sessions can queue their chunks
 
-    @machine_faults()
     def video(self) -> NDArray[np.uint8]:
         """Return the chunk's video frames, a uint8 copy [1, T, H, W, 3]; waits until the frames are on the host.
+
+        Errors are those of `video_parts`.
+        """
+        parts = [*self.video_parts()]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def video_parts(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the chunk's video frames in the `parts` in which they are decoded, each part as soon as it is on the
+        host: uint8 copies [1, t, H, W, 3].
 
         Raises
         ------
@@ -114,13 +125,18 @@ class Chunk:
         SessionClosedError
             If the pool is closed.
         """
+        for part in range(self.parts):
+            yield self._part(part)
+
+    @machine_faults()
+    def _part(self, part: int) -> NDArray[np.uint8]:
         call_lock = self.maker.call_lock
         with call_lock.take():
-            wait = self.maker.video_finished(self.row, self._number)
+            wait = self.maker.video_finished(self.row, self._number, part)
         wait()  # wait without the pool's lock, so that other sessions can queue their chunks
         # with the lock, so that no later chunk overwrites the frames while they are copied
         with call_lock.take():
-            return self.maker.video_frames(self.row, self._number)[None].copy()
+            return self.maker.video_frames(self.row, self._number, part)[None].copy()
 
     @property
     def _number(self) -> int:

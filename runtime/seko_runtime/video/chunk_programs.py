@@ -47,6 +47,8 @@ class ChunkPrograms:
         Whether each denoise pass has a cache of its own.
     rebuilt : bool
         Whether the context pass is no part of the chunk, but runs before it.
+    apart : bool
+        Whether the context pass is a launch of its own, so that a chunk's decoding begins before it.
     """
 
     begin: BoundProgram
@@ -54,12 +56,16 @@ class ChunkPrograms:
     context: BoundProgram | None
     pass_caches: bool = False
     rebuilt: bool = False
+    apart: bool = False
 
     @property
-    def in_order(self) -> list[BoundProgram]:
-        """All programs of a chunk in the order in which they run."""
-        after = () if self.context is None or self.rebuilt else (self.context,)
-        return [self.begin, *self.denoise, *after]
+    def launches(self) -> list[list[BoundProgram]]:
+        """The programs of each launch of a chunk, in the order in which they run. The first launch makes the
+        latents."""
+        made = [self.begin, *self.denoise]
+        if self.context is None or self.rebuilt:
+            return [made]
+        return [made, [self.context]] if self.apart else [[*made, self.context]]
 
     @property
     def cache_writers(self) -> Sequence[BoundProgram]:
@@ -82,7 +88,9 @@ def chunk_programs(
     passes; passes of their own take other entries of the tables.
     """
     stream, schedule = manifest.workload.stream, manifest.workload.schedule
-    apart = (manifest.pass_caches, stream.rebuilt)
+    # layers of an offloaded cache are copied ahead over all passes of a launch
+    apart = manifest.decode_parts > 1 and not manifest.offloads_cache
+    kinds = (manifest.pass_caches, stream.rebuilt, apart)
     # a first chunk may find a full cache only if the cache holds no more than it
     fills = stream.reference_frames + stream.chunk_frames >= stream.cache_frames
     buckets: dict[int, int | None] = {manifest.state_rows: None}
@@ -98,7 +106,7 @@ def chunk_programs(
             context = bound[ProgramKey("context", bucket, full).name] if manifest.has_context else ()
             last = next(iter(context), None)
             chunk[ChunkCall(rows, full)] = ChunkPrograms(
-                begin, tuple(denoise[: schedule.denoise_passes]), last, *apart
+                begin, tuple(denoise[: schedule.denoise_passes]), last, *kinds
             )
             if not manifest.first_apart or (full and not fills):
                 continue
@@ -107,7 +115,7 @@ def chunk_programs(
                 denoise = bound[own]
                 last = next(iter(bound.get(ProgramKey("context", bucket, first=True).name, ())), None)
             passes = denoise[schedule.denoise_passes :] if schedule.first_timesteps else denoise
-            chunk[ChunkCall(rows, full, first=True)] = ChunkPrograms(begin, tuple(passes), last, *apart)
+            chunk[ChunkCall(rows, full, first=True)] = ChunkPrograms(begin, tuple(passes), last, *kinds)
     return chunk
 
 

@@ -13,7 +13,14 @@ from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import ROLES, Buffer, InputSpec
 from seko_runtime.format.program_key import ProgramKey
-from seko_runtime.video.manifest import PICTURES, ROLLING_BANKS, SINK_AVERAGED, Stream, VideoManifest
+from seko_runtime.video.manifest import (
+    DECODE_LATENTS,
+    PICTURES,
+    ROLLING_BANKS,
+    SINK_AVERAGED,
+    Stream,
+    VideoManifest,
+)
 
 TEXT_BUFFER = "text.embeddings"
 TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
@@ -34,7 +41,7 @@ FRONT_CACHES = (
     "front.v",
 )  # keys and values of tokens before a stream, which the passes of its first chunk compute
 PICTURE_AXIS = 2  # axis of pixel rows in a buffer of video frames, along which ranks may share it
-DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
+VIDEO_FIRST, VIDEO = "video.first", "video"
 PICTURE_CHANNELS = 3
 # Encoders: from token ids to text embeddings, from a picture to latents, from a picture to an input per session of
 # the kind picture_condition.
@@ -71,8 +78,9 @@ def video_contract(manifest: VideoManifest) -> Contract:
     A chunk runs the programs ``begin``, ``denoise`` and ``context`` of its bucket. Programs named ``*_full`` are for
     rows whose caches are full, and programs named ``*_first`` for the first chunk of a stream, if first chunks have
     engines of their own. Without a program ``context`` in the artifact, the denoise passes write the cache.
-    A denoise program is run once for each pass of the chunk, and a decode program once for each row. The prompt program
-    is run once for each row, if the program's calls of engines name a row.
+    A denoise program is run once for each pass of the chunk, and a decode program once for each row and each part of a
+    chunk (`VideoManifest.decode_parts`). The prompt program is run once for each row, if the program's calls of engines
+    name a row.
     """
     passes = manifest.workload.schedule.table_passes
     buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
@@ -463,9 +471,16 @@ def _check_video(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None
                 f"share of axis {share} of both"
             )
     picture = (height, video.width, PICTURE_CHANNELS)
-    _expect(buffers, DECODE_LATENTS, "lane", _latent_shape(manifest, rows), "float32")
-    _expect(buffers, VIDEO_FIRST, "lane", (rows, video.first_frames, *picture), "uint8")
-    _expect(buffers, VIDEO, "lane", (rows, video.chunk_frames, *picture), "uint8")
+    parts = manifest.decode_parts
+    later, rest = divmod(video.chunk_frames, parts)
+    if rest:
+        raise ManifestError(
+            f"a chunk of {video.chunk_frames} video frames is decoded in {parts} parts, expected equal ones"
+        )
+    batch, channels, frames, *cells = _latent_shape(manifest, rows)
+    _expect(buffers, DECODE_LATENTS, "lane", (batch, channels, frames // parts, *cells), "float32")
+    _expect(buffers, VIDEO_FIRST, "lane", (rows, video.first_frames - (parts - 1) * later, *picture), "uint8")
+    _expect(buffers, VIDEO, "lane", (rows, later, *picture), "uint8")
 
 
 def _check_video_in(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:

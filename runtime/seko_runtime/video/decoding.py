@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import StaleChunkError, TornStreamError
 from seko_runtime.executor.program import BoundProgram
-from seko_runtime.video.contract import DECODE_LATENTS, VIDEO, VIDEO_FIRST
+from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.video.contract import VIDEO, VIDEO_FIRST
+from seko_runtime.video.manifest import DECODE_LATENTS, VideoManifest
 from seko_runtime.video.stream_programs import StreamPrograms
 
 # host buffers of a row's frames: a chunk's frames can be read until the fourth chunk after it is queued
@@ -25,10 +27,16 @@ FRAME_BLOCKS = 4
 class Decoder:
     """The decode programs of a pool, with VAE caches for each row.
 
+    A run of a decode program decodes a part of a chunk (`VideoManifest.decode_parts`). The parts of a chunk are decoded
+    one after another, for all rows of a call the first part first, and the video frames of each part are copied to the
+    host before the next part is decoded.
+
     Parameters
     ----------
+    manifest : VideoManifest
+        The artifact's manifest.
     first, steady : sequence of BoundProgram
-        The programs ``decode_first`` (first chunk of a stream) and ``decode`` (later chunks), bound to the tensors of
+        The programs ``decode_first`` (first part of a stream) and ``decode`` (later parts), bound to the tensors of
         each row.
     buffers : Mapping[str, tensor]
         The tensors of the pool, by the names of their buffers.
@@ -43,6 +51,7 @@ class Decoder:
 
     def __init__(
         self,
+        manifest: VideoManifest,
         first: Sequence[BoundProgram],
         steady: Sequence[BoundProgram],
         buffers: Mapping[str, Tensor],
@@ -56,13 +65,18 @@ class Decoder:
         self.overlaps = overlap and memory.captures
         self._memory = memory
         self._programs = StreamPrograms(first, steady, [buffers[name] for name in decode_buffers])
-        self._latents = buffers[DECODE_LATENTS]
+        self._parts, self._read = manifest.decode_parts, buffers[DECODE_LATENTS]
+        self._latents = self._read  # of a whole chunk
+        if self._parts > 1:
+            shape, dtype = memory.describe(self._read)
+            whole = (*shape[:2], self._parts * shape[2], *shape[3:])
+            self._latents = memory.allocate(TensorSpec("decode.chunk", whole, dtype))
         self._lane = memory.lane(overlaps=self.overlaps)
         self._blocks = self._lane.result_blocks(
-            {VIDEO_FIRST: buffers[VIDEO_FIRST], VIDEO: buffers[VIDEO]}, FRAME_BLOCKS
+            {VIDEO_FIRST: buffers[VIDEO_FIRST], VIDEO: buffers[VIDEO]}, FRAME_BLOCKS * self._parts
         )
-        # by row: number of the next chunk, if a failed try has already decoded it
-        self._rows_done: set[int] = set()
+        # by row: number of parts of the row's next chunk that a failed try has already decoded
+        self._parts_done: dict[int, int] = {}
         self._queued = [0] * len(first)  # number of decoded chunks of each row, over all of its streams
 
     def prepare(self) -> None:
@@ -88,7 +102,7 @@ class Decoder:
         TornStreamError
             If a failed call has already decoded a stream's next chunk from other latents.
         """
-        if not self._rows_done and list(rows) == list(range(len(self._queued))):
+        if not self._parts_done and list(rows) == list(range(len(self._queued))):
             self._lane.feed(self._latents, latents)
             return
         for batch_index, row in enumerate(rows):
@@ -96,22 +110,21 @@ class Decoder:
                 self._memory.index(tensor, (at,))
                 for tensor, at in ((self._latents, row), (latents, batch_index))
             )
-            if row not in self._rows_done:
+            if row not in self._parts_done:
                 self._lane.feed(target, source)
             elif self._memory.read(target).tobytes() != self._memory.read(source).tobytes():
                 raise self._ahead(row)
 
     def check(self, row: int) -> None:
         """Raise a TornStreamError if a failed call has already decoded a stream's next chunk."""
-        if row in self._rows_done:
+        if row in self._parts_done:
             raise self._ahead(row)
 
-    def decode(self, rows: Sequence[int], begins: Sequence[bool]) -> tuple[int, ...]:
+    def decode(self, rows: Sequence[int], begins: Sequence[bool]) -> None:
         """Queue the decoding of the latents that `feed` copied last, and the copies of the frames to the host.
 
-        Each chunk is decoded only once, even if `decode` is called again after an error. If the decoding of another
-        stream fails and `decode` is called again, streams whose chunk was decoded are skipped, because their VAE caches
-        have advanced.
+        Each part is decoded only once, even if `decode` is called again after an error: parts that were decoded are
+        skipped, because the VAE caches have advanced.
 
         Parameters
         ----------
@@ -119,27 +132,37 @@ class Decoder:
             The rows whose latents `feed` copied last.
         begins : sequence of bool
             Whether each row's stream begins with this chunk.
-
-        Returns
-        -------
-        tuple of int
-            The number of each row's decoded chunk, with which its frames are read.
         """
         with self._lane.ordered():
             try:
-                for row, begin in zip(rows, begins, strict=True):
-                    if row not in self._rows_done:
-                        self._programs.run(row, begin=begin)
-                        self._rows_done.add(row)
+                for part in range(self._parts):
+                    for row, begin in zip(rows, begins, strict=True):
+                        if self._parts_done.get(row, 0) <= part:
+                            opens = begin and part == 0
+                            self._decode_part(row, part, begin=opens)
+                            self._blocks.queue(
+                                row, self._turn(self._queued[row], part), VIDEO_FIRST if opens else VIDEO
+                            )
+                            self._parts_done[row] = part + 1
             finally:
                 self._lane.mark_read()
-            for row, begin in zip(rows, begins, strict=True):
-                self._blocks.queue(row, self._queued[row] % FRAME_BLOCKS, VIDEO_FIRST if begin else VIDEO)
+
+    def chunk_made(self, rows: Sequence[int]) -> tuple[int, ...]:
+        """Count the chunk that `decode` has decoded for each of these rows; return its number, with which its frames
+        are read."""
         numbers = tuple(self._queued[row] for row in rows)
         for row in rows:
             self._queued[row] += 1
-        self._rows_done.difference_update(rows)
+            del self._parts_done[row]
         return numbers
+
+    def _decode_part(self, row: int, part: int, *, begin: bool) -> None:
+        """Queue the decoding of a part of the latents that `feed` copied last; ``begin`` is true for the first part of
+        a stream. Called inside the lane's `ordered`."""
+        if self._parts > 1:
+            whole, read = (self._memory.index(tensor, (row,)) for tensor in (self._latents, self._read))
+            self._memory.copy(read, self._memory.row(whole, 1, part, self._parts))
+        self._programs.run(row, begin=begin)
 
     def rewind(self, row: int, latents: Sequence[Tensor]) -> None:
         """Restore the VAE's caches of a stream by decoding the latents [1, C, F, h, w] of all chunks since the stream
@@ -147,7 +170,7 @@ class Decoder:
 
         The decoded frames of the repeated chunks are dropped.
         """
-        self._rows_done.discard(row)
+        self.restart(row)
         for number, chunk_latents in enumerate(latents):
             with self._memory.ordered():
                 self._lane.feed(
@@ -155,28 +178,28 @@ class Decoder:
                 )
             with self._lane.ordered():
                 try:
-                    self._programs.run(row, begin=number == 0)
+                    for part in range(self._parts):
+                        self._decode_part(row, part, begin=number == part == 0)
                 finally:
                     self._lane.mark_read()
 
     def restart(self, row: int) -> None:
         """Begin a new stream on a row: forget which chunk a failed call has decoded."""
-        self._rows_done.discard(row)
+        self._parts_done.pop(row, None)
 
-    def finished(self, row: int, number: int) -> Callable[[], None]:
-        """Return a function that waits until the video frames of one chunk of a stream are on the host; any thread may
-        call the returned function at any time.
+    def finished(self, row: int, number: int, part: int) -> Callable[[], None]:
+        """Return a function that waits until the video frames of a part of one chunk of a stream are on the host; any
+        thread may call the returned function at any time.
 
         Raises
         ------
         StaleChunkError
             If later chunks have overwritten the frames.
         """
-        self._check_kept(row, number)
-        return self._blocks.finished(row, number % FRAME_BLOCKS)
+        return self._blocks.finished(row, self._turn_of_kept(row, number, part))
 
-    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
-        """Return a row's video frames of one chunk, uint8 [T, H, W, 3], once `finished` has waited for them.
+    def video_frames(self, row: int, number: int, part: int) -> NDArray[np.uint8]:
+        """Return a row's video frames of a part of one chunk, uint8 [T, H, W, 3], once `finished` has waited for them.
 
         The returned array is the decoder's own buffer: later chunks of the row overwrite it.
 
@@ -185,15 +208,19 @@ class Decoder:
         StaleChunkError
             If later chunks have overwritten the frames.
         """
-        self._check_kept(row, number)
-        return self._blocks.array(row, number % FRAME_BLOCKS)
+        return self._blocks.array(row, self._turn_of_kept(row, number, part))
 
-    def _check_kept(self, row: int, number: int) -> None:
+    def _turn(self, number: int, part: int) -> int:
+        """Return the host block of a row for a part of its chunk."""
+        return number % FRAME_BLOCKS * self._parts + part
+
+    def _turn_of_kept(self, row: int, number: int, part: int) -> int:
         if not self._queued[row] - FRAME_BLOCKS <= number < self._queued[row]:
             raise StaleChunkError(
                 f"the frames of chunk {number} of row {row} were overwritten: the last {FRAME_BLOCKS} chunks' are "
                 "kept; read them before queueing more"
             )
+        return self._turn(number, part)
 
     def _ahead(self, row: int) -> TornStreamError:
         return TornStreamError(
@@ -203,5 +230,5 @@ class Decoder:
     def close(self) -> None:
         """Release captured graphs and programs. Call `close` after `Memory.wait`."""
         self._programs.close()
-        del self._latents, self._blocks
+        del self._latents, self._read, self._blocks
         self._lane.close()

@@ -92,6 +92,7 @@ class VideoDevice(Device):
         if manifest.workload.video is not None:
             decode_buffers = [spec.name for spec in manifest.buffers if spec.role == "lane"]
             self.decoder = Decoder(
+                manifest,
                 self.programs["decode_first"],
                 self.programs["decode"],
                 self.buffers,
@@ -128,8 +129,9 @@ class VideoDevice(Device):
                     self._warm_up()
                 memory.wait()
         if memory.captures:
-            for call, programs in self.chunk.items():
-                self.capture(call, programs.in_order, "a chunk's run of all its engines")
+            for call, chunk in self.chunk.items():
+                for number, programs in enumerate(chunk.launches):
+                    self.capture((call, number), programs, "a chunk's run of all its engines")
         if self.decoder is not None:
             self.decoder.prepare()
         if self.encoder is not None:
@@ -212,7 +214,9 @@ class VideoDevice(Device):
                 sample[spec.name] = read[(slice(None),) * axis + (slice(-(-tokens // step)),)]
         return sample
 
-    def run_chunk(self, positions: Positions, inputs: Mapping[str, NDArray[Any]]) -> int:
+    def run_chunk(
+        self, positions: Positions, inputs: Mapping[str, NDArray[Any]], made: Callable[[], None]
+    ) -> int:
         """Queue the next chunk of the streams of a call, and copy its latents to the slots that keep them.
 
         All rows of a launch have the same kind (`ChunkCall`). Engines for full caches may round differently from
@@ -227,6 +231,9 @@ class VideoDevice(Device):
             Positions of the streams of the call.
         inputs : mapping of str to numpy.ndarray
             The inputs that the callers supply for this chunk, from `CallerInputs.of_chunk`.
+        made : callable
+            Function that queues what is done with the latents of all rows; called as soon as `latents` has them, which
+            may be before the context pass.
 
         Returns
         -------
@@ -240,14 +247,23 @@ class VideoDevice(Device):
         ]
         for batch_indices in launches:
             call = self.send_positions(positions, batch_indices, inputs, first=kinds[batch_indices[0]].first)
-            graphs += self.launch(call, self.chunk[call].in_order)
+            graphs += self._launch(call)
             self._keep(rows, batch_indices)
+            if batch_indices is not launches[-1]:
+                graphs += self._launch(call, behind=True)
         # each launch wrote the spare row's latents at the batch indices of the launches before
         for batch_indices in launches[:-1]:
             for at in batch_indices:
                 kept_latents = self._kept[self._clocks.next_kept_slot(rows[at])]
                 self._memory.copy(self._row(self.latents, at), self._row(kept_latents, rows[at]))
-        return graphs
+        made()
+        return graphs + self._launch(call, behind=True)
+
+    def _launch(self, call: ChunkCall, *, behind: bool = False) -> int:
+        """Queue the launch that makes a chunk's latents, or those ``behind`` it; return the number of graphs."""
+        launches = list(enumerate(self.chunk[call].launches))
+        chosen = launches[1:] if behind else launches[:1]
+        return sum(self.launch((call, number), programs) for number, programs in chosen)
 
     def send_positions(
         self,

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -116,7 +118,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         begins = [bool(first == 0) for first in first_frames]
         self.readable.let_go(rows)
         clocks.begin_chunk(rows)
-        with self.settled(rows):
+        with self._undone(rows), self.settled(rows):
             due = [row for row in rows if row in self.streams.rebuild_due]
             if due:
                 self._rebuild_caches(due)
@@ -128,17 +130,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             video = self.streams.inputs.frames(arrays)
             if device.encoder is not None and video is not None:
                 device.encoder.encode(rows, begins, video)
-            self._launches += device.run_chunk(positions, arrays)
-            if device.decoder is not None:
-                device.decoder.feed(rows, device.latents)
-        # rows are inconsistent until the host has counted the chunks that the device has decoded
-        self.inconsistent.update(rows)
-        try:
-            pictures = () if device.decoder is None else device.decoder.decode(rows, begins)
-        except Exception:
-            # after an error the decoder knows which rows it has decoded
-            self.inconsistent.difference_update(rows)
-            raise
+            self._launches += device.run_chunk(positions, arrays, partial(self._decode, rows, begins))
+        pictures = () if device.decoder is None else device.decoder.chunk_made(rows)
         if device.encoder is not None:
             device.encoder.chunk_made(rows)
         self.streams.chunk_made(rows, arrays)
@@ -155,9 +148,30 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
                 serial=serial,
                 row=row,
                 picture=pictures[batch_index] if pictures else None,
+                parts=self.manifest.decode_parts,
             )
             for batch_index, row in enumerate(rows)
         ]
+
+    @contextmanager
+    def _undone(self, rows: Sequence[int]) -> Iterator[None]:
+        """Context manager for a chunk of these rows: after an error none of them is inconsistent, because the decoder
+        knows what it has decoded."""
+        try:
+            yield
+        except Exception:
+            self.inconsistent.difference_update(rows)
+            raise
+
+    def _decode(self, rows: Sequence[int], begins: Sequence[bool]) -> None:
+        """Queue the decoding of the latents of a call; the rows are inconsistent until the host has counted the
+        chunk."""
+        decoder = self.device().decoder
+        if decoder is not None:
+            decoder.feed(rows, self.device().latents)
+        self.inconsistent.update(rows)
+        if decoder is not None:
+            decoder.decode(rows, begins)
 
     def _chunk_inputs(
         self, rows: Sequence[int], inputs: Sequence[Inputs | None] | None
@@ -388,15 +402,15 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         read = self.read_later({"latents": latents})
         return lambda: read()["latents"].view(np.float32).reshape(shape).copy()
 
-    def video_finished(self, row: int, number: int) -> Callable[[], None]:
-        """Return a function that waits until the video frames of one chunk of a stream are on the host; see
+    def video_finished(self, row: int, number: int, part: int) -> Callable[[], None]:
+        """Return a function that waits until the video frames of a part of one chunk of a stream are on the host; see
         `Decoder.finished`."""
-        return self.decoder().finished(row, number)
+        return self.decoder().finished(row, number, part)
 
-    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
-        """Return a row's video frames of one chunk, uint8 [T, H, W, 3], once they are on the host; see
+    def video_frames(self, row: int, number: int, part: int) -> NDArray[np.uint8]:
+        """Return a row's video frames of a part of one chunk, uint8 [T, H, W, 3], once they are on the host; see
         `Decoder.video_frames`."""
-        return self.decoder().video_frames(row, number)
+        return self.decoder().video_frames(row, number, part)
 
     @machine_faults()
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:

@@ -34,6 +34,7 @@ SINK_AVERAGED = "sink.averaged"
 ROLLING_BANKS = "rolling.banks"
 # How often an input may change. Axis 0 of an input per pass counts the denoise passes of a chunk.
 PERIODS = ("session", "prompt", "chunk", "pass")
+DECODE_LATENTS = "decode.latents"  # buffer [B, C, F, h, w] that a decode program reads
 MAX_PIXELS = 1 << 26  # most pixels of a picture; a picture of 1280 x 720 has 921,600
 MAX_PASSES = 1024  # largest number of denoise passes in a manifest
 MAX_EXAMPLES = 64  # largest number of a viewer's prompts, and of his pictures
@@ -288,6 +289,18 @@ class VideoManifest(Manifest):
         return bool(self.workload.schedule.first_timesteps) or any(
             key.first and key.role == "denoise" for key in keys
         )
+
+    @property
+    def decode_parts(self) -> int:
+        """Number of equal parts in which a chunk's latents are decoded, by a run of a decode program each."""
+        frames = self.workload.stream.chunk_frames
+        parts = (
+            buffer.shape[2]
+            for buffer in self.buffers
+            if buffer.name == DECODE_LATENTS and len(buffer.shape) > 2
+        )
+        part = next(parts, frames)
+        return frames // part if part and not frames % part else 1
 
     @property
     def shares_decoding(self) -> bool:

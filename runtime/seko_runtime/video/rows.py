@@ -129,13 +129,13 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
         """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns the
         latents. The parameters are attributes of the `Chunk`."""
 
-    def video_finished(self, row: int, number: int) -> Callable[[], None]:
-        """Return a function that waits until the video frames of one chunk of a stream are on the host; UsageError if
-        the artifact makes no video. See `Decoder.finished`."""
+    def video_finished(self, row: int, number: int, part: int) -> Callable[[], None]:
+        """Return a function that waits until the video frames of a part of one chunk of a stream are on the host;
+        UsageError if the artifact makes no video. See `Decoder.finished`."""
 
     @OverRanks(share=_shared_pictures, join=_joined_pictures)
-    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
-        """Return a row's video frames of one chunk, uint8 [T, H, W, 3], once they are on the host; see
+    def video_frames(self, row: int, number: int, part: int) -> NDArray[np.uint8]:
+        """Return a row's video frames of a part of one chunk, uint8 [T, H, W, 3], once they are on the host; see
         `Decoder.video_frames`."""
 
     @OverRanks(join=joined_arrays)

@@ -8,7 +8,7 @@ the number of channels of a head, and d the width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -98,23 +98,32 @@ class LayerInputs(NamedTuple):
         return Recall(self.recall, self.write_slots, self.valid_tokens, self.rows)
 
 
+class Turn(Protocol):
+    """How an extra attention changes the keys and values of a latent frame. It has no weights."""
+
+    def of_slots(self, conditioning: Mapping[str, Tensor], recall: Recall) -> Tensor:
+        """Return what `turned` takes for every slot of the cache, [B, S, ...], from what is cached for the frames
+        there. The slots of the chunk itself may or may not be written yet."""
+
+    def turned(self, of_frames: Tensor, x: Tensor) -> Tensor:
+        """Return keys or values [B, F*n, H, D] of F frames, changed by ``of_frames`` [B, F, ...], in the dtype of
+        ``x``."""
+
+
 class Unturned(NamedTuple):
-    """A layer's queries, and the keys and values of its window, all without RoPE.
+    """A layer's queries without RoPE, and its attention to keys and values without RoPE.
 
     Parameters
     ----------
     q : Tensor
         Queries of the chunk, [B, T, H, D].
-    k, v : Tensor
-        Keys and values of every slot of the cache, with the chunk's own in their slots, [B, N, H, D].
     attend : callable
-        Function that maps tensors of these shapes to their attention [B, T, d], over the filled slots.
+        Function that maps queries [B, T, H, D], and what the family's `Turn` takes for every slot of the cache [B, S,
+        ...], to their attention [B, T, d] over the filled slots, whose keys and values are changed by the `Turn`.
     """
 
     q: Tensor
-    k: Tensor
-    v: Tensor
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+    attend: Callable[[Tensor, Tensor], Tensor]
 
 
 class BlockWeights(Ranked):
@@ -126,6 +135,8 @@ class BlockWeights(Ranked):
         Module of a model family that attends to the window in a way of its own: it maps `Unturned`, the tensors that
         `LayerChoice` names for it and the `Recall` to [B, T, d], which is added to the result of self-attention's last
         projection.
+    extra_turn : Turn or None
+        How the extra attention changes keys and values.
     after_attention, after_cross, tail : nn.Module or None
         Modules that a model family adds after self-attention, after cross-attention and after the feed-forward. Each
         maps the hidden state [B, T, d], and the tensors [B, ...] that `LayerChoice` names for the module, to the next
@@ -158,6 +169,7 @@ class BlockWeights(Ranked):
             nn.Linear(model.ffn_dim, d, dtype=dtype),
         )
         self.extra_attention: nn.Module | None = None
+        self.extra_turn: Turn | None = None
         self.after_attention: nn.Module | None = None
         self.after_cross: nn.Module | None = None
         self.tail: nn.Module | None = None
@@ -182,19 +194,29 @@ class BlockWeights(Ranked):
             self.split_heads(rms_norm(x, norm).to(qkv.dtype))
             for x, norm in ((q, self.self_attn.norm_q), (k, self.self_attn.norm_k))
         )
-        batch, s = qkv.shape[0], self.stream
+        own = (k, self.split_heads(v))
+        seen = Unturned(q, lambda q, of_slots: self.attend_turned(q, *own, of_slots, inputs))
+        result: Tensor = self.extra_attention(seen, inputs.conditioning, inputs.kept)
+        return result
+
+    def attend_turned(self, q: Tensor, k: Tensor, v: Tensor, of_slots: Tensor, inputs: LayerInputs) -> Tensor:
+        """Return the extra attention [B, T, d] of queries [B, T, H, D] to the filled slots of the cache, with the
+        chunk's own keys and values [B, T, H, D] in their slots, all changed by `extra_turn`."""
+        if self.extra_turn is None:
+            raise TypeError("an extra attention has a Turn")
+        batch, s = q.shape[0], self.stream
         index = token_index(
             inputs.kept.write_slots, s
         )  # of the chunk's tokens in the caches of the call's rows
-        plain = no_rotation(batch, self.model, s, qkv.device)
-        past = self.kv.expand(inputs.of_rows, inputs.scales, plain, qkv.dtype)  # each [B*N, H, D]
+        plain = no_rotation(batch, self.model, s, q.device)
+        past = self.kv.expand(inputs.of_rows, inputs.scales, plain, k.dtype)  # each [B*N, H, D]
         keys, values = (
-            window.index_copy(0, index, x.flatten(0, 1)).unflatten(0, (batch, -1))
-            for window, x in zip(past, (k, self.split_heads(v)), strict=True)
+            self.extra_turn.turned(
+                of_slots, window.index_copy(0, index, x.flatten(0, 1)).unflatten(0, (batch, -1))
+            )
+            for window, x in zip(past, (k, v), strict=True)
         )
-        seen = Unturned(q, keys, values, lambda q, k, v: self.attend_window(q, k, v, inputs.valid_tokens))
-        result: Tensor = self.extra_attention(seen, inputs.conditioning, inputs.kept)
-        return result
+        return self.attend_window(q, keys, values, inputs.valid_tokens)
 
     def attend_window(self, q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
         """Return the attention [B, T, d] of q [B, T, H, D] to the first ``valid_tokens`` [B] of k and v [B, N, H, D],

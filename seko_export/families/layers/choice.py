@@ -14,6 +14,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_meta
 from seko_export.errors import UsageError
+from seko_export.families.layers.block import Turn
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.layers.front_tokens import FrontEmbed
 from seko_export.families.layers.fused_block import set_fp8
@@ -120,9 +121,12 @@ class LayerChoice:
     extra_attention, after_attention, after_cross, tail : callable
         Functions that return, for a model and dtype, the extra attention, the module after self-attention, after
         cross-attention or after the feed-forward of every layer (see `BlockWeights`), or None. An extra
-        attention needs `ModelConfig.keys_before_rope` and a tensor in ``recall``. Without a module, fused layers add
+        attention needs `ModelConfig.keys_before_rope`, a tensor in ``recall`` and ``extra_turn``. Without a module,
+        fused layers add
         the residual in the next norm. With ``--fp8``, matmuls that a module's ``fp8_linears`` names run in fp8;
         their input is [B, T, in].
+    extra_turn : Turn or None
+        How the extra attention changes keys and values.
     first_layers : int or None
         Number of first layers that have the added modules; None: all layers.
     recall : mapping of str to shape and dtype
@@ -163,6 +167,7 @@ class LayerChoice:
     tail_inputs: tuple[str, ...] = ()
     extra_attention: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_module
     extra_attention_inputs: tuple[str, ...] = ()
+    extra_turn: Turn | None = None
     after_attention: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_module
     after_attention_inputs: tuple[str, ...] = ()
     after_cross: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_module
@@ -183,8 +188,11 @@ class LayerChoice:
                 "the layers of front tokens run no module of the family: leave out extra_attention, after_attention, "
                 "after_cross, tail, extra_text and context"
             )
-        if self.extra_attention is not no_module and not self.recall:
-            raise UsageError("an extra attention keeps something for each latent frame: name it in recall")
+        if self.extra_attention is not no_module and not (self.recall and self.extra_turn):
+            raise UsageError(
+                "an extra attention keeps something for each latent frame, by which it turns keys and values: name it "
+                "in recall, and give extra_turn"
+            )
         plain = {name for module in self.chunk_modules if not module.numbered for name in module.takes}
         plain |= {*self.embed_inputs, *self.layer_inputs}
         chunk = {name for module in self.chunk_modules for name in module.takes}
@@ -208,11 +216,6 @@ class LayerChoice:
                     f"input {caller_input.name!r} is per {caller_input.per}: only a PromptModule takes "
                     "inputs per prompt, and no others"
                 )
-
-    @property
-    def reads_cache(self) -> bool:
-        """Whether a module of the family reads the cached keys and values."""
-        return self.extra_attention is not no_module
 
     @property
     def layer_inputs(self) -> tuple[str, ...]:

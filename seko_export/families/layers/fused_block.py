@@ -35,7 +35,13 @@ from seko_export.families.layers.block import (
     window_attention,
 )
 from seko_export.families.layers.layer_ops import LayerOps
-from seko_export.families.layers.past_window import PastWindow, expand_past
+from seko_export.families.layers.past_window import (
+    PastWindow,
+    at_slots,
+    expand_past,
+    past_window,
+    turned_window,
+)
 from seko_export.families.layers.rank_split import Ranked
 from seko_export.families.layers.rotary import rotate
 from seko_kernels.attention import OwnTokens
@@ -170,8 +176,8 @@ class FusedLayer(BlockWeights):
             The cache format's constants, such as quantisation scales; for an FP4 cache also the constants that
             `scratch.scratch_scales` returns.
         window : Mapping[str, Tensor]
-            The layer's resident window (cached keys and values in 8 bits), by the names of `PastWindow`'s fields; empty
-            for a build without resident windows.
+            The layer's resident windows (cached keys and values in 8 bits), by the names of `window_tensors`; empty for
+            a build without resident windows.
         write_slots : Tensor, optional
             Cache slot of each latent frame of the chunk, int64 [B, F]; for layers that expand an FP4 cache, and for
             modules with a `Recall`.
@@ -329,6 +335,21 @@ class FusedBlock(FusedLayer):
             return self.ops.attention_bf16(q.contiguous(), k.contiguous(), v.contiguous(), valid_tokens)
         return super().attend_window(q, k, v, valid_tokens)
 
+    def attend_turned(self, q: Tensor, k: Tensor, v: Tensor, of_slots: Tensor, inputs: LayerInputs) -> Tensor:
+        """Return the extra attention, of cached frames in 8 bits if there is a resident window of them."""
+        window, turn = turned_window(inputs.window), self.extra_turn
+        if window is None or turn is None:
+            return super().attend_turned(q, k, v, of_slots, inputs)
+        of_own = at_slots(of_slots, inputs.kept.write_slots)
+        # The kernel takes a scale for each head, so those of rows are applied outside.
+        scale = window.v_scale.unsqueeze(1).unsqueeze(3)  # [B, 1, H, 1]
+        own_v = (turn.turned(of_own, v) / scale).to(v.dtype)
+        own = OwnTokens(turn.turned(of_own, k).contiguous(), own_v.flatten(2))
+        cached = (window.k, window.k_scale, window.v, scale.new_ones(q.shape[2]))
+        y = self.ops.attention_fp8(q.contiguous(), *cached, inputs.valid_tokens, own)
+        attended: Tensor = (y.unflatten(-1, q.shape[2:]) * scale).to(q.dtype).flatten(2)
+        return attended
+
     def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, inputs: LayerInputs) -> Tensor:
         token_index, write_slots = inputs.token_index, inputs.write_slots
         if self.writes != (token_index is not None):
@@ -338,7 +359,7 @@ class FusedBlock(FusedLayer):
             q, k = q.contiguous(), k.contiguous()
         scales = inputs.scales
         if inputs.window:
-            window = PastWindow(**inputs.window)
+            window = past_window(inputs.window)
         elif write_slots is None:
             raise TypeError("a layer without a resident window expands its own, and takes write_slots for it")
         else:

@@ -30,7 +30,12 @@ from seko_export.families.layers.fused_block import (
     LastUpdate,
     RowFusedBlock,
 )
-from seko_export.families.layers.past_window import PastWindow, WindowExpand
+from seko_export.families.layers.past_window import (
+    PastWindow,
+    TurnedWindow,
+    WindowExpand,
+    window_tensors,
+)
 from seko_export.families.layers.rank_split import Ranked, rank_argument, rank_split
 from seko_export.families.layers.ring_positions import RingPositions
 from seko_export.families.layers.rotary import side_channels
@@ -115,7 +120,7 @@ class LayerArguments:
         )
         self.window = tuple(
             Argument(f"window.{name}", f"buffer:{window}{place}{part}", tuple(tensor.shape), tensor.dtype)
-            for name, window, tensor in resident_windows(config, group, b)
+            for name, window, tensor in resident_windows(config, group, b, choice)
         )
         self.rope_cos_sin = rope_cos_sin
         self.filled: tuple[Argument, ...] = ()  # arguments on which positions within the window depend
@@ -155,10 +160,15 @@ class LayerArguments:
     def window_piece(self, rows: tuple[Argument, ...]) -> Piece:
         """Return the engine that expands this layer group's cached keys and values to 8 bits (the resident window)
         before the first pass of a chunk."""
+        config, turn = self._config, self._choice.extra_turn
         taken = (self.write_slots, self._valid, *self._caches, *self._scales, *self.key_rotary, *self.window)
+        if turn is not None:
+            names = self._choice.extra_attention_inputs
+            taken += (*caller_arguments(config, self._bucket, self._choice, names), *self._recall)
+        sizes = (config.model, config.workload.stream, config.kv, config.target.dtype)
         return Piece(
             self._key(WINDOW),
-            self._split(WindowExpand(self._config.workload.stream)),
+            self._split(WindowExpand(*sizes, turn)),
             LAYER,
             self._config.model.layers,
             (*taken, *rows, *rank_argument(self._config)),
@@ -232,8 +242,7 @@ class LayerArguments:
             chunk = (*state, *tables, *([self.token_index] if writes else []), self._valid)
             cached = (*self._caches, *self._front, *self._scales, *self.key_rotary, *inputs)
             if self.window:
-                reads = writes or (self._choice.reads_cache and not bare)
-                cached = (*(self._caches if reads else ()), *self._front, *self._scales, *self.window)
+                cached = (*(self._caches if writes else ()), *self._front, *self._scales, *self.window)
                 cached += (self.write_slots,) if recall else ()
             caller = (*(self._bare_caller if bare else self._caller), *recall)
             arguments = (*chunk, *text_kv, *cached, *rows, *caller, *rank_argument(config))
@@ -346,6 +355,7 @@ class LayerArguments:
         sizes, choice = (self._config.model, self._config.target.dtype), self._choice
         added = {} if bare else {name: getattr(choice, name)(*sizes) for name in ADDED}
         block.add(added, choice.extra_text)
+        block.extra_turn = None if bare else choice.extra_turn
         return self._split(block)
 
     def _split(self, module: Ranked) -> nn.Module:
@@ -379,15 +389,19 @@ def last_update(
     return Piece(key, module, LAYER, m.layers, taken, state[:1], only=only)
 
 
-def resident_windows(config: VideoBuild, group: LayerGroup, rows: int) -> list[tuple[str, str, torch.Tensor]]:
-    """Return the name, buffer and meta tensor of each part of a layer's resident window (cached keys and values in 8
-    bits), for calls of ``rows`` rows; empty if the build has no resident windows.
+def resident_windows(
+    config: VideoBuild, group: LayerGroup, rows: int, choice: LayerChoice
+) -> list[tuple[str, str, torch.Tensor]]:
+    """Return the name, buffer and meta tensor of each part of a layer's resident windows (cached keys and values in 8
+    bits), one for each of its attentions to the cache, for calls of ``rows`` rows; empty if the build has none.
     """
     if not config.target.resident_window:
         return []
     stream, heads = config.of_layer_group(group).workload.stream, config.model.heads // config.target.ranks
-    window = PastWindow.empty(heads, config.model.head_dim, stream, rows, torch.device("meta"))
-    return [(name, group.own(f"window.{name}"), tensor) for name, tensor in window._asdict().items()]
+    sizes = (heads, config.model.head_dim, stream, rows, torch.device("meta"))
+    turned = None if choice.extra_turn is None else TurnedWindow.empty(*sizes)
+    tensors = window_tensors(PastWindow.empty(*sizes), turned)
+    return [(name, group.own(f"window.{name}"), tensor) for name, tensor in tensors.items()]
 
 
 def cache_name(name: str, group: LayerGroup) -> str:

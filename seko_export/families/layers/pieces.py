@@ -440,7 +440,7 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
         *(
             Buffer(name, (len(group.layers), *tensor.shape), dtype_name(tensor.dtype), "state", row_axis=1)
             for group in config.layer_groups
-            for _, name, tensor in resident_windows(config, group, b)
+            for _, name, tensor in resident_windows(config, group, b, choice)
         ),
         Buffer("latents", (b, *latent), "float32", "state"),
         *([Buffer(SOLVER, (b, solver_tensors, *latent), "float32", "state")] if solver_tensors else []),

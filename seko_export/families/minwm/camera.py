@@ -49,34 +49,54 @@ class CameraMatrices(nn.Module):
         return lens.unsqueeze(-1) * view, _with_last_row(poses) / lens.unsqueeze(-2)
 
 
+class CameraTurn:
+    """The matrices under which the second attention sees keys and values; see `layers.block.Turn`.
+
+    Parameters
+    ----------
+    slots : int
+        Number of slots of a row's cache.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+
+    def of_slots(self, conditioning: Mapping[str, Tensor], recall: Recall) -> Tensor:
+        """Return P_0 P_k^-1 of the cached frames k and the chunk's first camera P_0, [B, S, 4, 4]."""
+        cache = recall.caches[KEPT]
+        of_call = cache if recall.rows is None else rows_of(cache, recall.rows, self.slots)
+        return product(conditioning[MATRIX].narrow(1, 0, 1), of_call.unflatten(0, (-1, self.slots)))
+
+    def turned(self, of_frames: Tensor, x: Tensor) -> Tensor:
+        """Return x [B, T, H, D] under the matrices [B, F, 4, 4] of its frames."""
+        return by_frame(of_frames, x)
+
+
 class CameraAttention(nn.Module):
     """The attention of a layer that sees cameras and neither positions nor time, and its projection."""
 
     fp8_linears = ("prope_o",)
 
-    def __init__(self, model: ModelConfig, slots: int, dtype: torch.dtype) -> None:
+    def __init__(self, model: ModelConfig, turn: CameraTurn, dtype: torch.dtype) -> None:
         super().__init__()
-        self.slots = slots
+        self.turn = turn
         self.prope_o = nn.Linear(model.dim, model.dim, dtype=dtype)
 
     def forward(self, seen: Unturned, conditioning: Mapping[str, Tensor], recall: Recall) -> Tensor:
         """Return what is added to self-attention, [B, T, d], and keep the chunk's cameras."""
         matrix, inverse = conditioning[MATRIX], conditioning[INVERSE]  # [B, F, 4, 4]
+        self._keep(recall, inverse)
         forth = product(matrix, inverse.narrow(1, 0, 1))  # P_q P_0^-1, of the chunk's first camera P_0
-        back = product(matrix.narrow(1, 0, 1), self._kept(recall, inverse))  # P_0 P_k^-1, [B, S, 4, 4]
-        y = seen.attend(by_frame(forth.mT, seen.q), by_frame(back, seen.k), by_frame(back, seen.v))
+        y = seen.attend(by_frame(forth.mT, seen.q), self.turn.of_slots(conditioning, recall))
         y = by_frame(forth, y.unflatten(-1, seen.q.shape[2:]))
         added: Tensor = self.prope_o(y.flatten(2))
         return added
 
-    def _kept(self, recall: Recall, inverse: Tensor) -> Tensor:
-        """Write the chunk's matrices to the cache; return those of all slots of the call's rows, [B, S, 4, 4]."""
+    def _keep(self, recall: Recall, inverse: Tensor) -> None:
+        """Write the chunk's matrices to the cache."""
         own, cache = recall.write_slots, recall.caches[KEPT]
         row = torch.arange(len(own), device=own.device) if recall.rows is None else recall.rows
-        cache.index_copy_(0, (row.unsqueeze(-1) * self.slots + own).flatten(), inverse.flatten(0, 1))
-        of_call = cache if recall.rows is None else rows_of(cache, recall.rows, self.slots)
-        kept: Tensor = of_call.unflatten(0, (-1, self.slots))
-        return kept
+        cache.index_copy_(0, (row.unsqueeze(-1) * self.turn.slots + own).flatten(), inverse.flatten(0, 1))
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -57,10 +57,12 @@ class MinwmFamily(WanLayoutFamily):
         s = config.workload.stream
         if MinwmModel.of(config.model).camera == NO_CAMERA:
             return PLAIN
+        turn = camera.CameraTurn(s.cache_frames)
         matrices = dict.fromkeys((camera.MATRIX, camera.INVERSE), ((s.chunk_frames, 4, 4), torch.float32))
         return LayerChoice(
             camera_inputs(config),
-            extra_attention=lambda model, dtype: camera.CameraAttention(model, s.cache_frames, dtype),
+            extra_attention=lambda model, dtype: camera.CameraAttention(model, turn, dtype),
+            extra_turn=turn,
             extra_attention_inputs=(camera.MATRIX, camera.INVERSE),
             recall={camera.KEPT: ((4, 4), torch.float32)},
             chunk_modules=(

@@ -8,6 +8,7 @@ from typing import Any
 
 from seko_export.config.stream import REBUILD
 from seko_export.config.video import VideoBuild
+from seko_export.media.pieces import decode_parts
 from seko_export.roofline.gpus import HOST_LINK_SHARE, Gpu
 from seko_export.roofline.seconds import program_parts
 from seko_export.roofline.work import Work
@@ -66,7 +67,7 @@ def _call(config: VideoBuild, gpu: Gpu, work: Work, rows: int, stream_s: float) 
     steady, fill = (
         program_parts(work, gpu, _runs(config, bucket, full=rows_full)) for rows_full in (full, False)
     )
-    decode = program_parts(work, gpu, {"decode": rows}) if config.workload.vae else {}
+    decode = program_parts(work, gpu, {"decode": rows * decode_parts(config)}) if config.workload.vae else {}
     encoder = "encode" if config.workload.stream.context == REBUILD else ENCODE_VIDEO
     encode = program_parts(work, gpu, {encoder: rows}) if encoder in work.programs else {}
     steps_s, fill_s, decode_s, encode_s = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -209,8 +210,12 @@ class VideoContent:
         heard = None if self._sounding is None else self._sounding.sound(int(result.frames[0, 0]))
         piece = VideoPiece(self, result, heard)
         if not self._overlaps_decoding:
-            piece.read()  # the frames are there: a worker would wait until the next call is queued, here made
+            piece.keep()  # the frames are there: a worker would wait until the next call is queued, here made
         return piece
+
+    def frames_of(self, chunk: Chunk) -> int:
+        """Return the number of a chunk's video frames."""
+        return self._table.first_frames if chunk.frames[0, 0] == 0 else self._table.chunk_frames
 
     def state(self) -> dict[str, Any]:
         """Return the conditions of the session, and its controls."""
@@ -247,22 +252,28 @@ class VideoPiece:
 
     def __init__(self, content: VideoContent, chunk: Chunk, heard: NDArray[np.float32] | None) -> None:
         self._content, self._chunk, self._heard = content, chunk, heard
-        self._frames: NDArray[np.uint8] | None = None
+        self._parts: Iterator[NDArray[np.uint8]] | None = None
+
+    def keep(self) -> None:
+        """Wait for all video frames, so that `read` and `encode` wait for nothing."""
+        self._parts = iter([*self._chunk.video_parts()])
 
     def read(self) -> int:
-        """Wait for the video frames, and return their number."""
-        if self._frames is None:
-            self._frames = self._chunk.video()[0]
-        return len(self._frames)
+        """Wait for the first part of the chunk's video frames, and return the number of all."""
+        parts = self._chunk.video_parts() if self._parts is None else self._parts
+        self._parts = chain([next(parts)], parts)
+        return self._content.frames_of(self._chunk)
 
     def encode(self, number: int, first: int) -> Iterator[Media]:
-        """Yield the sound's packets, then a message for each frame; see `Piece.encode`."""
+        """Yield the sound's packets, then a message for each frame, as soon as the part of the chunk that has it is on
+        the host; see `Piece.encode`."""
         encoder, track = self._content.frames, self._content.sound
-        if encoder is None or self._frames is None:
+        if encoder is None or self._parts is None:
             raise RuntimeError("a chunk was made for a session that nobody watches")
         if track is not None and self._heard is not None:
             yield from track.encode(self._heard, number, first * track.rate // encoder.fps)
-        for offset, frame in enumerate(self._frames):
+        count = self._content.frames_of(self._chunk)
+        for offset, frame in enumerate(frame for part in self._parts for frame in part[0]):
             packet = encoder.encode(frame)
             yield Media(
                 encoder.codec,
@@ -274,5 +285,5 @@ class VideoPiece:
                 packet.payload,
                 key=packet.key,
                 discontinuity=self._chunk.index == 0 and offset == 0 and number > 0,
-                last=offset == len(self._frames) - 1,
+                last=offset == count - 1,
             )
