@@ -85,7 +85,7 @@ class Film:
                     before = max(before, time - first)
                     quarters = frame.rotation // 90
                     sides = (width, height) if quarters % 2 else (height, width)
-                    picture = opaque(_covering(frame, *sides), WHITE)
+                    picture = opaque(covering(frame, *sides), WHITE)
                     yield before, np.ascontiguousarray(np.rot90(picture, quarters))
         except DecodingError as fault:
             if first is None:
@@ -101,7 +101,7 @@ class Film:
             yield container
 
 
-def _covering(frame: Any, height: int, width: int) -> Any:
+def covering(frame: Any, height: int, width: int) -> Any:
     """Return a frame that PyAV decoded, resized to the smallest size that covers a picture."""
     scale = max(width / frame.width, height / frame.height)
     size = {"width": round(frame.width * scale), "height": round(frame.height * scale)}

@@ -20,7 +20,7 @@ from seko_serve.http.openapi import OpenApiRoutes
 from seko_serve.http.pages import composed, page_files
 from seko_serve.http.service import ServiceRoutes
 from seko_serve.http.sessions import SessionRoutes
-from seko_serve.http.whep import WhepRoutes
+from seko_serve.http.webrtc import WebRtcRoutes
 from seko_serve.http.workload import RouteFamily, served_workloads
 from seko_serve.live.manager import SessionManager
 from seko_serve.settings import Settings
@@ -45,10 +45,11 @@ class Application:
             for workload in served_workloads()
             for routes in workload.routes(settings, manager, self._access)
         )
+        self._webrtc = WebRtcRoutes(settings, manager, self._access)
         self._families: tuple[RouteFamily, ...] = (
             ServiceRoutes(manager, self._access),
             SessionRoutes(manager, self._access),
-            WhepRoutes(settings, manager, self._access),
+            self._webrtc,
             *self._of_workloads,
             MetricsRoutes(manager, self._access),
             OpenApiRoutes(manager, self._access),
@@ -79,11 +80,13 @@ class Application:
     async def drain(self) -> None:
         """Refuse new sessions, save all sessions, and close their sockets."""
         await self._manager.drain()
+        await self._webrtc.stop()
 
     async def stop(self) -> None:
         """End the remaining sessions and the work beside them, and close the artifact."""
         for routes in self._of_workloads:
             await routes.stop()
+        await self._webrtc.stop()
         await self._manager.stop()
 
     def app(self) -> ASGIApp:

@@ -31,6 +31,8 @@ from seko_serve.http.schemas import (
 )
 from seko_serve.http.workload import RouteFamily, served_workloads
 
+QUEUE_TOKEN = "`join`, or the token of a place in the queue."
+
 
 def document() -> Table:
     """Return the server's OpenAPI 3.1 document."""
@@ -86,8 +88,7 @@ class OpenApiRoutes(RouteFamily):
 
 def _paths() -> Table:
     name = path_parameter("name")
-    queue = parameter("Seko-Queue", TEXT, "header", "`join`, or the token of a place in the queue.")
-    sdp = {"application/sdp": {"schema": TEXT}}
+    queue = parameter("Seko-Queue", TEXT, "header", QUEUE_TOKEN)
     return {
         "/health": {"get": operation("Whether the process lives.", json_of("Health"), ())},
         "/ready": {"get": operation("Whether sessions are admitted.", json_of("Ready"), ("stopping",))},
@@ -166,28 +167,44 @@ def _paths() -> Table:
                 status=201,
             ),
         },
-        "/v1/whep": {
+        **_webrtc("whep", "watch"),
+        **_webrtc("whip", "send video to"),
+        "/v1/sessions/{name}/stream": {
+            "parameters": [name],
+            "get": {
+                "summary": "The session's WebSocket; docs/serving.md has its subprotocols and messages.",
+                "security": [],
+                "responses": {
+                    "101": {"description": "What is refused is told on the socket, which then closes."},
+                    **refused(("bad_request", "forbidden", "too_large")),
+                },
+            },
+        },
+    }
+
+
+def _webrtc(way: str, does: str) -> Table:
+    """Return the routes by which WebRTC peers do something with a session."""
+    sdp = {"application/sdp": {"schema": TEXT}}
+    return {
+        f"/v1/{way}": {
             "post": {
                 **operation(
-                    "Opens a session with the fields of the query, and answers a WebRTC offer (WHEP) to watch it.",
+                    "Opens a session with the fields of the query, and answers a WebRTC offer "
+                    f"({way.upper()}) to {does} it.",
                     sdp,
                     (*OPENING, "not_installed"),
                     status=201,
                 ),
-                "parameters": [queue],
+                "parameters": [parameter("Seko-Queue", TEXT, "header", QUEUE_TOKEN)],
                 "requestBody": body(sdp),
             }
         },
-        "/v1/whip": {
-            "post": operation(
-                "Refused: WebRTC brings no video in.", None, ("unauthorized", "unsupported"), status=201
-            )
-        },
-        "/v1/sessions/{name}/whep": {
-            "parameters": [name],
+        f"/v1/sessions/{{name}}/{way}": {
+            "parameters": [path_parameter("name")],
             "post": {
                 **operation(
-                    "Answers a WebRTC offer (WHEP) to watch a session.",
+                    f"Answers a WebRTC offer ({way.upper()}) to {does} a session.",
                     sdp,
                     (*CHANGING, "not_installed"),
                     status=201,
@@ -199,19 +216,11 @@ def _paths() -> Table:
                 "requestBody": body({"application/trickle-ice-sdpfrag": {"schema": TEXT}}),
             },
             "delete": operation(
-                "Ends a session that is watched by WebRTC.", None, ("unauthorized", "not_found"), status=204
+                f"Ends the connection, and a session that was opened at /v1/{way}.",
+                None,
+                ("unauthorized", "not_found"),
+                status=204,
             ),
-        },
-        "/v1/sessions/{name}/stream": {
-            "parameters": [name],
-            "get": {
-                "summary": "The session's WebSocket; docs/serving.md has its subprotocols and messages.",
-                "security": [],
-                "responses": {
-                    "101": {"description": "What is refused is told on the socket, which then closes."},
-                    **refused(("bad_request", "forbidden", "too_large")),
-                },
-            },
         },
     }
 
@@ -255,6 +264,7 @@ def _schemas(session: Table) -> Table:
         "lease_s": NUMBER,
     }
     counts: Table = {"chunks": WHOLE, "due_chunks": WHOLE, "late_chunks": WHOLE}
+    frames_in = object_of({"frames taken": WHOLE, "dropped": WHOLE, "repeated": WHOLE})
     return {
         "Error": object_of(
             {
@@ -288,9 +298,10 @@ def _schemas(session: Table) -> Table:
         "ModelInfo": object_of({"model_path": TEXT, "model_type": TEXT}),
         "SessionRequest": object_of({}, session),
         "SessionChange": object_of({}, {"prompt": PROMPT, "recache": FLAG, "paused": FLAG}),
-        "Session": object_of(opened, counts),
+        "Session": object_of(opened, {**counts, "video_in": frames_in}),
         "OpenedSession": object_of(
-            {**opened, **counts, "ticket": TEXT, "ticket_s": NUMBER, "limits": named("Limits")}
+            {**opened, **counts, "ticket": TEXT, "ticket_s": NUMBER, "limits": named("Limits")},
+            {"video_in": frames_in},
         ),
         "Limits": {
             "type": "object",

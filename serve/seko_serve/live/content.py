@@ -76,6 +76,10 @@ class Content(Protocol):
         """Return the work of a client's size that must be done before `open`, such as encoding a voice; None if there
         is none. The device's thread runs it part by part between calls for other sessions; see `Device.in_parts`."""
 
+    def facts(self) -> dict[str, object]:
+        """Return what the description of a session tells of its content."""
+        return {}
+
     def recording(self) -> str:
         """Return what has happened to the session, as lines of JSON; ServeError if it is not recorded."""
 

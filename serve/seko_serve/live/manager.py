@@ -484,7 +484,7 @@ class SessionManager:
         """Save a session whose viewer is gone, and free its row of the pool, unless the viewer comes back meanwhile."""
         session.hold()
         await self._save(session)
-        if session.viewer.detached_at is None and session.end is None and not self.stopping:
+        if session.alone_since is None and session.end is None and not self.stopping:
             await self.device.call(lambda _: self.device.add(session))
             session.hold(False)
             return
@@ -539,14 +539,14 @@ class SessionManager:
         return min(least, self.settings.lease_s)
 
     async def _reap(self) -> None:
-        """Free the rows of sessions that have failed, or whose socket has been closed for longer than their lease. An
-        error of one session does not end the loop."""
+        """Free the rows of sessions that have failed, or that have been alone for longer than their lease. An error of
+        one session does not end the loop."""
         while True:
             await asyncio.sleep(REAP_S)
             await self.saving.remove_old(self.sessions)
             now = time.monotonic()
             for session in list(self.sessions.values()):
-                gone = session.viewer.detached_at
+                gone = session.alone_since
                 try:
                     if session.end is not None:
                         await self._drop(session)

@@ -129,6 +129,7 @@ class LiveSession:
         self._waiting: deque[Control] = deque()  # controls for the next chunk
         self._applied: list[str] = []  # ids of the controls that the chunk under way follows
         self._chunks_made = 0  # chunks that the device has made
+        self._senders, self._sent_at = 0, 0.0  # those who send video now; when the last one left
         self.row: RowSession | None = None
         self.pending: PendingResult | None = None
 
@@ -238,6 +239,22 @@ class LiveSession:
         dropped = frame.fields["dropped"] + frames[0].fields["dropped"] + 1
         return replace(frame, fields={**frame.fields, "dropped": dropped})
 
+    def sender_came(self) -> None:
+        """One has come who sends the session video beside its viewer; ServeError if the session has ended."""
+        if self.end is not None:
+            raise self.end
+        self._senders += 1
+
+    def sender_left(self) -> None:
+        """One who sent video is gone."""
+        self._senders, self._sent_at = self._senders - 1, time.monotonic()
+
+    @property
+    def alone_since(self) -> float | None:
+        """Time since which nobody has had a socket or sent video; None while somebody does."""
+        gone = self.viewer.detached_at
+        return None if gone is None or self._senders else max(gone, self._sent_at)
+
     def hold(self, on: bool = True) -> None:
         """Stop making chunks if ``on`` is True; continue if ``on`` is False."""
         with self._lock:
@@ -269,6 +286,7 @@ class LiveSession:
             "state": "ended" if self.end else "paused" if self._paused else "running",
             **self.viewer.counts(),
             "attached": self.viewer.detached_at is None,
+            **self.content.facts(),
         }
 
     # -- the device's thread -----------------------------------------------------------------------------------

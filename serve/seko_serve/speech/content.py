@@ -110,6 +110,10 @@ class SpeechContent:
         """Return the encoding of the voice that the client sent, one call of the voice encoder for each part."""
         return None if self.opening.voice is None else self._encode_voice
 
+    def facts(self) -> dict[str, object]:
+        """Return nothing."""
+        return {}
+
     def recording(self) -> str:
         """Raise a ServeError: speech takes no events of controls."""
         raise ServeError("unsupported", "this artifact speaks, and its sessions are not recorded")

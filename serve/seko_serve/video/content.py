@@ -131,6 +131,11 @@ class VideoContent:
     def preparation(self) -> None:
         """Return None: `open` queues a fixed number of engine calls, whatever the client sent."""
 
+    def facts(self) -> dict[str, object]:
+        """Return how many frames of an input video were taken, dropped and repeated."""
+        taker = self._controls.taking(EVENTS[FRAME][0])
+        return {} if taker is None else {"video_in": taker.describe()["frames"]}
+
     def recording(self) -> str:
         """Return what has happened to the session, as lines of JSON; ServeError if it is not recorded."""
         if self._recording is None:

@@ -18,12 +18,13 @@ def video_manifest(manifest: object) -> VideoManifest:
 
 
 def check_needs_no_video(manifest: VideoManifest) -> None:
-    """Raise a ServeError if an artifact turns an input video into another one, which comes over a session's socket
+    """Raise a ServeError if an artifact turns an input video into another one, which comes into a session
     alone."""
     if manifest.takes_video:
         raise ServeError(
             "unsupported",
-            "this artifact turns an input video into another one: open a session and send frames over its socket",
+            "this artifact turns an input video into another one: open a session and send frames over its socket or by "
+            "WHIP",
         )
 
 
