@@ -18,6 +18,7 @@ from seko_export.checkpoints.json_files import finite_number, parse_json
 from seko_export.checkpoints.sources import shown
 
 PEFT_CONFIG = "adapter_config.json"
+VOXCPM_CONFIG = "lora_config.json"  # of VoxCPM's trainer
 _HEADER = "lora_adapter_metadata"  # diffusers' key of a safetensors header: PEFT's config as JSON
 _KOHYA_ALPHA = "ss_network_alpha"
 # What PEFT, diffusers and ComfyUI put in front of a module's name when they save a LoRA. The patterns of PEFT's config
@@ -78,13 +79,18 @@ class LoraConfig:
         return _by_pattern(self.ranks, module, self.rank)
 
 
-def lora_config(config_json: Mapping[str, Any] | None, metadata: Mapping[str, str]) -> LoraConfig:
-    """Return what PEFT's config says of a LoRA; without one, what the header of diffusers or kohya says.
+def lora_config(
+    config_json: Mapping[str, Any] | None, metadata: Mapping[str, str], origin: str = PEFT_CONFIG
+) -> LoraConfig:
+    """Return what the config of PEFT or of VoxCPM's trainer says of a LoRA; without one, what the header of diffusers
+    or kohya says.
 
     Parameters
     ----------
     config_json : mapping or None
-        Content of PEFT's ``adapter_config.json``.
+        Content of the config.
+    origin : str
+        The config's name: `PEFT_CONFIG` or `VOXCPM_CONFIG`.
     metadata : mapping of str to str
         Metadata of the header of the safetensors file.
 
@@ -93,6 +99,8 @@ def lora_config(config_json: Mapping[str, Any] | None, metadata: Mapping[str, st
     NotACheckpointError
         If a field has another type or value than the trainers write; the message names the field.
     """
+    if config_json is not None and origin == VOXCPM_CONFIG:
+        return _of_voxcpm(config_json)
     if config_json is not None:
         return _of_peft(PEFT_CONFIG, config_json)
     if _HEADER in metadata:
@@ -111,6 +119,17 @@ def lora_config(config_json: Mapping[str, Any] | None, metadata: Mapping[str, st
             return LoraConfig()
         return LoraConfig(f"header ({_KOHYA_ALPHA})", _number(_KOHYA_ALPHA, alpha, "header"))
     return LoraConfig()
+
+
+def _of_voxcpm(config_json: Mapping[str, Any]) -> LoraConfig:
+    """Return what VoxCPM's trainer says, which has one rank and one alpha for all modules."""
+    table = config_json.get("lora_config")
+    if not isinstance(table, dict):
+        raise _refused("lora_config", table, VOXCPM_CONFIG, "an object with r and alpha")
+    rank, alpha = (_number(name, table.get(name), VOXCPM_CONFIG) for name in ("r", "alpha"))
+    if not rank.is_integer():
+        raise _refused("r", rank, VOXCPM_CONFIG, "a whole number")
+    return LoraConfig(VOXCPM_CONFIG, alpha, int(rank))
 
 
 def _of_peft(origin: str, config_json: Mapping[str, Any]) -> LoraConfig:

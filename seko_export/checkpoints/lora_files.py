@@ -18,15 +18,20 @@ from pathlib import Path
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, naming_option
 from seko_export.checkpoints.json_files import read_json_object
-from seko_export.checkpoints.lora_config import PEFT_CONFIG, LoraConfig, lora_config
+from seko_export.checkpoints.lora_config import PEFT_CONFIG, VOXCPM_CONFIG, LoraConfig, lora_config
 from seko_export.checkpoints.model_parts import looks_like
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, TensorSource, shown
 from seko_export.errors import CheckpointError
 
-FORMATS = "a LoRA (safetensors, .pt, or the folder of PEFT or diffusers)"
+FORMATS = "a LoRA (safetensors, .pt, or the folder of PEFT, diffusers or VoxCPM's trainer)"
 _PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-_FOLDER_FILES = (*_PEFT_FILES, "pytorch_lora_weights.safetensors")  # the last one is diffusers' name
+_VOXCPM_FILES = ("lora_weights.safetensors", "lora_weights.ckpt")
+_FOLDER_FILES = (
+    *_PEFT_FILES,
+    *_VOXCPM_FILES,
+    "pytorch_lora_weights.safetensors",
+)  # the last is diffusers' name
 _LAYOUT = Layout(FORMATS, (), ("generator_lora", "lora", "state_dict"))
 
 
@@ -79,7 +84,7 @@ class OpenedLora:
     path : Path
         The file or folder that the user named.
     sha256 : str
-        SHA-256 of the file with the tensors; of a LoRA with PEFT's config, of that file's bytes and then the config's.
+        SHA-256 of the file with the tensors; of a LoRA with a config, of that file's bytes and then the config's.
     modules : mapping of str to mapping of Role to TensorSource
         Tensors by role, for each module by its name in the file.
     config : LoraConfig
@@ -101,8 +106,8 @@ def open_lora(path: Path) -> OpenedLora:
     Parameters
     ----------
     path : Path
-        A safetensors or `.pt` file, or a folder in the form in which PEFT or diffusers saves LoRAs; its content is not
-        trusted.
+        A safetensors or `.pt` file, or a folder in the form in which PEFT, diffusers or VoxCPM's trainer saves LoRAs;
+        its content is not trusted.
 
     Raises
     ------
@@ -124,20 +129,29 @@ def holds_lora(path: Path) -> bool:
 
 
 def read_files(path: Path) -> tuple[Path, ...]:
-    """Return the files that `open_lora` reads: the file of tensors and, if PEFT saved the LoRA, its config.
+    """Return the files that `open_lora` reads: the file of tensors and, if PEFT or VoxCPM's trainer saved the LoRA, its
+    config.
 
     Raises
     ------
     CheckpointNotFoundError
-        If a folder holds no file of tensors.
+        If a folder holds no file of tensors, or a file of VoxCPM's trainer lacks its config.
     """
     file = _weights_file(path)
+    if file.name in _VOXCPM_FILES:
+        config = file.parent / VOXCPM_CONFIG
+        if not config.is_file():
+            raise CheckpointNotFoundError(
+                f"no {VOXCPM_CONFIG} beside {file.name}, which alone states alpha; put it there, or write "
+                '{"lora_config": {"r": RANK, "alpha": ALPHA}} with the numbers of the training'
+            )
+        return file, config
     config = file.parent / PEFT_CONFIG
     return (file, config) if file.name in _PEFT_FILES and config.is_file() else (file,)
 
 
 def _weights_file(path: Path) -> Path:
-    """Return a LoRA's file with tensors: the path itself, or the file in PEFT's or diffusers' folder."""
+    """Return a LoRA's file with tensors: the path itself, or the one in a trainer's folder."""
     if not path.is_dir():
         return path
     file = next((path / name for name in _FOLDER_FILES if (path / name).is_file()), None)
@@ -150,7 +164,7 @@ def _opened(path: Path) -> OpenedLora:
     file, *config_files = read_files(path)
     config_json = read_json_object(config_files[0]) if config_files else None
     opened = open_files(file, _LAYOUT)
-    config = lora_config(config_json, opened.metadata)
+    config = lora_config(config_json, opened.metadata, *(file.name for file in config_files))
     modules: dict[str, dict[Role, TensorSource]] = {}
     strange: list[str] = []
     for source in opened.sources:
@@ -179,7 +193,7 @@ def _opened(path: Path) -> OpenedLora:
         )
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256")
-    # PEFT's config states the scale, without which the tensors do not tell what is merged.
+    # The config states the scale, without which the tensors do not tell what is merged.
     for config_file in config_files:
         digest.update(config_file.read_bytes())
     return OpenedLora(path, digest.hexdigest(), modules, config, tuple(strange))

@@ -162,11 +162,15 @@ class BuildOptions:
         "prints the entry."
     )
     lora: tuple[str, ...] = _model(
-        "FILE or FILE:WEIGHT, a LoRA (safetensors, .pt, PEFT's folder) to merge into the weights; may be repeated.",
+        "FILE or FILE:WEIGHT, a LoRA (safetensors, .pt, a trainer's folder) to merge into the weights; may be "
+        "repeated.",
         (),
+        workload=ANY,
     )
     lora_partial: bool = _model(
-        "Leave out keys of a LoRA that belong to no weight of the model, instead of refusing the LoRA.", False
+        "Leave out keys of a LoRA that belong to no weight of the model, instead of refusing the LoRA.",
+        False,
+        workload=ANY,
     )
     camera: str | None = _model(
         "For models with a camera. chunk: each layer's scale and shift for the camera are computed once a chunk "

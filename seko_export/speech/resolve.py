@@ -8,6 +8,7 @@ from pathlib import Path
 from seko_export.backends import export_backend
 from seko_export.backends.base import check_capabilities
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
+from seko_export.checkpoints.sources import LoadOptions
 from seko_export.config.pool import PoolConfig
 from seko_export.config.target import TargetConfig
 from seko_export.errors import CheckpointError, UsageError
@@ -57,7 +58,8 @@ def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> R
     check_capabilities(backend, config)
     check_no_goldens(options, config.target)
     notes = () if tokenizer else ("no tokenizer: the artifact takes token ids; name one with --tokenizer",)
-    return ResolvedBuild(config, folder, MediaSources(tokenizer=tokenizer), notes)
+    loras = LoadOptions(loras=options.lora_files, lora_partial=options.lora_partial)
+    return ResolvedBuild(config, folder, MediaSources(tokenizer=tokenizer), notes, loras)
 
 
 def _kv_scheme(options: BuildOptions, config: SpeechBuild) -> str:

@@ -74,11 +74,12 @@ def original_config(config: VoxCpm2Config) -> Any:
     return original().model.VoxCPMConfig.model_validate({**config_json(config), "device": "cpu"})
 
 
-def original_model(config: VoxCpm2Config, *, seed: int = 0) -> Any:
-    """Return the package's model on the CPU, every parameter random."""
-    theirs = original_config(config)
+def original_model(config: VoxCpm2Config, *, seed: int = 0, lora: Mapping[str, object] | None = None) -> Any:
+    """Return the package's model on the CPU, every parameter random; ``lora`` are fields of its LoRAConfig."""
+    theirs, package = original_config(config), original().model
     vae = _vae(theirs.audio_vae_config)
-    model = original().model.VoxCPM2Model(theirs, Words(), vae, device="cpu")
+    adapters = None if lora is None else package.LoRAConfig(**lora)
+    model = package.VoxCPM2Model(theirs, Words(), vae, adapters, device="cpu")
     randomise(model, seed=seed)
     model = model.to(getattr(torch, config.dtype)).eval()
     model.audio_vae.float()
@@ -191,8 +192,8 @@ def spread(name: str, parameter: Tensor) -> float:
 
 
 def weights_of(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of a model's two files by their own names."""
-    state = model.state_dict()
+    """Return the tensors of a model's two files by their own names, without those of its LoRA."""
+    state = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
     vae = {
         name.removeprefix("audio_vae."): tensor
         for name, tensor in state.items()

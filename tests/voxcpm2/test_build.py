@@ -21,8 +21,10 @@ from seko_export import BuildOptions, build, inspect, plan
 from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
 from seko_export.checkpoints.errors import CheckpointNotFoundError
+from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.engines.piece import OF_LAYER, dtype_name
 from seko_export.errors import CheckpointError, UsageError
+from seko_export.families.model_files import load_checkpoint
 from seko_export.families.registry import family_of, graph_of
 from seko_export.families.speech.config import SpeechBuild
 from seko_export.families.voxcpm2.config import VoxCpm2Config
@@ -57,12 +59,12 @@ POSITIONS, TOKENS, STEPS, SEED = 64, 19, 6, 3
 BAR = 10 * ORACLE[torch.float32]  # steps that feed on each other, and a prompt in two calls
 
 
-def write_folder(folder: Path, config: VoxCpm2Config) -> None:
+def write_folder(folder: Path, config: VoxCpm2Config, model: Any = None) -> None:
     """Write a model's folder: config.json, both files of weights, the tokenizer."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config_json(config)))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
-    weights, vae = weights_of(original_model(config, seed=SEED))
+    weights, vae = weights_of(model or original_model(config, seed=SEED))
     for name, tensors in (("model", weights), ("audiovae", vae)):
         save_file(
             {key: tensor.contiguous().clone() for key, tensor in tensors.items()},
@@ -70,10 +72,12 @@ def write_folder(folder: Path, config: VoxCpm2Config) -> None:
         )
 
 
-def build_speech(folder: Path, config: VoxCpm2Config, backend: str = "compile", **options: Any) -> Any:
+def build_speech(
+    folder: Path, config: VoxCpm2Config, backend: str = "compile", model: Any = None, **options: Any
+) -> Any:
     """Build an artifact of two sessions beside its checkpoint; engines of the backend ``compile`` are not compiled."""
     checkpoint = folder.with_name(f"{folder.name}-checkpoint")
-    write_folder(checkpoint, config)
+    write_folder(checkpoint, config, model)
     asked = SpeechOptions(
         checkpoint,
         sessions=2,
@@ -111,15 +115,18 @@ def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(UNCOMPILED, "1")
 
 
-def original_steps(config: VoxCpm2Config) -> tuple[dict[str, Any], list[Step]]:
+def original_steps(config: VoxCpm2Config, model: Any = None) -> tuple[dict[str, Any], list[Step]]:
     """Return a prompt with a reference and a voice that goes on, and the original's steps behind it."""
     prompt_tensors = prompt(config, TOKENS, range(1, 5), range(15, TOKENS))
-    return prompt_tensors, run_original(original_model(config, seed=SEED), **prompt_tensors, count=STEPS)
+    model = model or original_model(config, seed=SEED)
+    return prompt_tensors, run_original(model, **prompt_tensors, count=STEPS)
 
 
-def check_steps(artifact: SpeechArtifact, config: VoxCpm2Config, worst: Callable[[str, float], None]) -> None:
+def check_steps(
+    artifact: SpeechArtifact, config: VoxCpm2Config, worst: Callable[[str, float], None], model: Any = None
+) -> None:
     """Compare a session's states, patches and stop logits with the original's, each step from the original's state."""
-    prompt_tensors, steps = original_steps(config)
+    prompt_tensors, steps = original_steps(config, model)
     speech_prompt = SpeechPrompt(*(prompt_tensors[name].numpy() for name in ("ids", "is_audio", "patches")))
     with artifact.open_pool() as pool, pool.open_session(seed=1) as session:
         rows, device = pool._rows, pool._rows.device()
@@ -172,6 +179,64 @@ def test_it_speaks_as_the_original(built: Path, worst: Callable[[str, float], No
             sound = list(session.speak("hello 世界", patches=3))
     assert [len(samples) for samples in sound] == [PLAIN.patch_samples] * 3
     assert all(np.isfinite(samples).all() for samples in sound)
+
+
+LORA = {"enable_lm": True, "enable_dit": True, "enable_proj": True, "r": 4, "alpha": 6}
+
+
+def write_lora(folder: Path, model: Any, form: str) -> Path:
+    """Write the LoRA of a model as the original's trainer does."""
+    folder.mkdir()
+    state = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
+    if form == "safetensors":
+        save_file(state, folder / "lora_weights.safetensors")
+    else:
+        torch.save({"state_dict": state}, folder / "lora_weights.ckpt")
+    (folder / "lora_config.json").write_text(json.dumps({"base_model": "a/b", "lora_config": LORA}))
+    return folder
+
+
+@pytest.mark.shows("lora")
+def test_with_a_lora_it_speaks_as_the_original_with_its_adapters(
+    tmp_path: Path, worst: Callable[[str, float], None]
+) -> None:
+    """In both language models, the local DiT and the projections between them."""
+    model = original_model(PLAIN, seed=SEED, lora=LORA)
+    lora = write_lora(tmp_path / "ada", model, "safetensors")
+    build_speech(tmp_path / "artifact", PLAIN, model=model, lora=(str(lora),))
+    with open_artifact(tmp_path / "artifact") as opened:
+        (adapter,) = opened.manifest.model["loras"]
+        assert (adapter["name"], adapter["weight"]) == ("ada", 1.0)
+        check_steps(speech_artifact(opened), PLAIN, worst, model)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "ckpt"])
+def test_a_lora_of_the_originals_trainer_is_read_with_its_config(form: str, tmp_path: Path) -> None:
+    model = original_model(PLAIN, seed=SEED, lora=LORA)
+    write_folder(tmp_path / "base", PLAIN, model)
+    lora = write_lora(tmp_path / "ada", model, form)
+
+    def load() -> Any:
+        return load_checkpoint(tmp_path / "base", PLAIN, LoadOptions(loras=(LoraFile(lora, 0.5),)))
+
+    loaded = load()
+    assert "rank 4, scale by lora_config.json, weight 0.5" in loaded.notes[-1]
+    for name, module in model.named_modules():
+        if getattr(module, "lora_A", None) is not None:
+            wanted = module.weight + 0.5 * LORA["alpha"] / LORA["r"] * module.lora_B @ module.lora_A
+            assert relative_error(loaded[f"{name}.weight"], wanted.detach()) <= ORACLE[torch.float32]
+    config = lora / "lora_config.json"
+    for content, words in (
+        (json.dumps({"lora_config": {**LORA, "r": 5}}), "its rank is 4, and 5 by lora_config.json"),
+        (json.dumps({"lora_config": {"r": 4}}), "alpha in its lora_config.json is None"),
+        (json.dumps(LORA), "lora_config in its lora_config.json is None"),
+    ):
+        config.write_text(content)
+        with pytest.raises(CheckpointError, match=words):
+            load()
+    config.unlink()
+    with pytest.raises(CheckpointNotFoundError, match="which alone states alpha"):
+        load()
 
 
 def test_its_manifest_says_what_was_asked_for(built: Path) -> None:
