@@ -8,6 +8,7 @@ import io
 import json
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ import pytest
 import seko_serve.http.connections
 from seko_runtime.errors import EngineRunError
 from seko_runtime.sessions.call_times import CallTimes
+from seko_runtime.speech import normaliser
 from seko_runtime.speech.contract import VOICE_PROGRAM
 from seko_runtime.speech.local_rows import PREFILL
 from seko_runtime.speech.manifest import SpeechManifest
@@ -155,6 +157,25 @@ def test_guidance_and_temperature_are_those_of_the_request(start: Starter) -> No
         content, _ = spoken(server.url, input="abc", seed=3, response_format="pcm", **settings)
         wanted = levels(said_alone("abc", seed=3, **settings))
         assert np.array_equal(np.frombuffer(content, "<i2"), wanted)
+
+
+def test_numbers_are_spoken_as_words_if_a_request_asks_for_it(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wetext", reason="needs seko-runtime[normalize]")
+    server = start(opener)
+    table: dict[str, Any] = {"seed": 3, "response_format": "pcm"}
+    content, _ = spoken(server.url, input="I see 5", normalize="en", **table)
+    assert content == spoken(server.url, input="I see five", **table)[0]
+    assert content != spoken(server.url, input="I see 5", **table)[0]
+    for text, language, status in (("5", "de", 400), ("한국 5명", "en", 400)):
+        sent = {"input": text, "normalize": language}
+        code, answer = http(f"{server.url}/v1/audio/speech", "POST", sent)
+        assert (code, answer["error"]["param"]) == (status, "normalize")
+    monkeypatch.setitem(sys.modules, "wetext", None)
+    normaliser._library.cache_clear()
+    code, answer = http(f"{server.url}/v1/audio/speech", "POST", {"input": "5", "normalize": "en"})
+    assert (code, answer["error"]["code"]) == (501, "not_installed")
 
 
 def test_a_file_that_is_not_streamed_comes_as_a_whole(start: Starter) -> None:

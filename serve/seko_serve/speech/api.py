@@ -31,10 +31,11 @@ def api() -> ApiParts:
     """Return what the workload speech adds to the OpenAPI document."""
     ticket = parameter(TICKET, TEXT, description="Of a link, instead of a key.")
     sounds: Table = {kind: {"schema": BINARY} for kind in sorted({kind for kind, *_ in FORMS.values()})}
+    spoken = {**sounds, "text/event-stream": {"schema": TEXT}}
     paths: Table = {
         "/v1/audio/speech": {
             "post": {
-                **operation("Speaks a text.", {**sounds, "text/event-stream": {"schema": TEXT}}, OPENING),
+                **operation("Speaks a text.", spoken, (*OPENING, "not_installed")),
                 "parameters": [ticket],
                 "requestBody": body(json_of("SpeechRequest")),
             }

@@ -8,6 +8,7 @@ from typing import Any
 
 from seko_runtime.errors import UsageError
 from seko_runtime.speech.manifest import MAX_GUIDANCE, MAX_TEMPERATURE
+from seko_runtime.speech.normaliser import LANGUAGES
 from seko_runtime.speech.texts import spoken_text
 from seko_serve.errors import ServeError
 from seko_serve.http.fields import (
@@ -142,6 +143,13 @@ FIELDS = Fields(
         "`Base` with a recording or kept voice, `CustomVoice` without",
         {"enum": ["Base", "CustomVoice"]},
         one_of("Base", "CustomVoice"),
+    ),
+    Field(
+        "normalize",
+        "`en`, `zh` or `ja`: numbers, dates and units of the text as words of this language (needs "
+        "`seko-runtime[normalize]`)",
+        {"enum": list(LANGUAGES)},
+        one_of(*LANGUAGES),
     ),
     Field("language", "taken and not needed: the model reads it from the text", *A_TEXT),
     Field(

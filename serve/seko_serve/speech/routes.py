@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import LibraryMissingError, UsageError
 from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.normaliser import normalised
 from seko_runtime.speech.voice import Voice
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
@@ -120,6 +121,8 @@ class SpeechRoutes(WorkloadRoutes):
             raise ServeError(
                 "bad_request", "stream is false, and stream_format sse is a stream", field="stream"
             )
+        if "normalize" in values:
+            values["input"] = await asyncio.to_thread(_normalised, values["input"], values["normalize"])
         form, rate = values.get("response_format", "mp3"), manifest.workload.patch.sample_rate
         opening = await self._opening(values, manifest, kept)
         speech = Speech(values["input"], sound_file(form, rate), manifest, values.get("max_new_tokens"))
@@ -294,6 +297,16 @@ class Speech:
         patches = -(-self._made // self._patch)
         usage = {"input_tokens": self.text_tokens, "output_tokens": patches}
         return {"usage": {**usage, "total_tokens": self.text_tokens + patches}, "cut": self.cut}
+
+
+def _normalised(text: str, language: str) -> str:
+    """Return a text with numbers as words; ServeError if the library is missing or cannot read the text."""
+    try:
+        return "".join(normalised(text, language, "input"))
+    except LibraryMissingError as error:
+        raise ServeError("not_installed", str(error), field="normalize") from None
+    except UsageError as error:
+        raise ServeError("bad_request", str(error), field="normalize") from None
 
 
 async def _opening_of(

@@ -64,6 +64,12 @@ class SpeechRun(RunCommand):
             help="write the encoded voice there (.safetensors), for --voice of later runs",
         ),
         option(
+            "--normalize",
+            group=SPEECH,
+            metavar="LANGUAGE",
+            help="en, zh or ja: numbers, dates and units as words (seko-runtime[normalize])",
+        ),
+        option(
             "--patches",
             group=SPEECH,
             type=positive,

@@ -18,6 +18,7 @@ from seko_runtime.media_files.sound_writer import SoundWriter, check_sound_outpu
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.speech.artifact import speech_artifact
 from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.normaliser import normalised
 from seko_runtime.speech.prompts import Floats
 from seko_runtime.speech.sentences import sentences_of
 from seko_runtime.speech.session import SpeechSession
@@ -106,11 +107,13 @@ def _text_of(options: argparse.Namespace) -> str | Iterator[str]:
     """Return the text to speak: whole, or the lines of a pipe or terminal, each as soon as it is read. UsageError if a
     whole text has nothing to say, or a letter that no tokenizer takes."""
     path: Path | None = options.text_file
+    name = "--text" if path is None else f"--text-file {path}"
     if path is not None and (path == STDOUT or not path.is_file()):
-        return _lines_of(path)
+        lines = _lines_of(path)
+        return lines if options.normalize is None else normalised(lines, options.normalize, name)
     text: str = options.text if path is None else "".join(_lines_of(path))
-    spoken_text(text, "--text" if path is None else f"--text-file {path}")
-    return text
+    spoken_text(text, name)
+    return text if options.normalize is None else "".join(normalised(text, options.normalize, name))
 
 
 def _lines_of(path: Path) -> Iterator[str]:

@@ -1,0 +1,67 @@
+"""Numbers, dates, amounts and units of a text as words, by the library wetext, which the package `voxcpm` uses too."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+from seko_runtime.errors import LibraryMissingError, UsageError
+from seko_runtime.speech.sentences import sentences_of
+
+LANGUAGES = ("en", "zh", "ja")
+_ESCAPED = re.compile(r'\\(["\\])')  # how the library leaves marks of a sentence that it changed
+_LOCK = threading.Lock()  # the library says nothing of threads
+
+
+def normalised(pieces: str | Iterable[str], language: str, name: str = "the text") -> Iterator[str]:
+    """Return the sentences of a text with what is written in digits as words, each with an empty line behind it: for
+    `SpeechSession.speak`, or joined.
+
+    Parameters
+    ----------
+    pieces : str or iterable of str
+        The text, whole or in pieces.
+    language : str
+        The text's language, one of `LANGUAGES`.
+    name : str
+        The text's name in error messages, which do not quote it.
+
+    Raises
+    ------
+    UsageError
+        If the language is another one, which is raised at once; of `sentences_of`; if a sentence has a letter that the
+        library does not know in this language.
+    LibraryMissingError
+        If wetext is not installed, at once.
+    """
+    if language not in LANGUAGES:
+        raise UsageError(f"normalize is {str(language)[:40]!r}, expected {', '.join(LANGUAGES)}")
+    library = _library(language)
+    return (f"{_changed(library, sentence, language, name)}\n\n" for sentence in sentences_of(pieces, name))
+
+
+def _changed(library: Any, sentence: str, language: str, name: str) -> str:
+    try:
+        with _LOCK:
+            changed = str(library.normalize(sentence))
+    except Exception:  # an AssertionError for a letter that its automata lack
+        raise UsageError(
+            f"{name} has a sentence that the normaliser for {language} cannot read: leave out signs of other "
+            "languages, or normalize"
+        ) from None
+    return _ESCAPED.sub(r"\1", changed)
+
+
+@cache
+def _library(language: str) -> Any:
+    try:
+        import wetext
+    except ImportError:
+        raise LibraryMissingError(
+            "numbers as words need the library wetext, which is not installed; pip install 'seko-runtime[normalize]', "
+            "or leave normalize out"
+        ) from None
+    return wetext.Normalizer(lang=language, operator="tn", remove_erhua=language == "zh")
