@@ -14,7 +14,7 @@ from seko_serve import __version__
 from seko_serve.command_line import Parser, lacking, sentence
 from seko_serve.security.certificates import check_certificate
 from seko_serve.security.keys import private_bytes, read_keys
-from seko_serve.settings import Settings
+from seko_serve.settings import Settings, turn_login
 
 INTERRUPTED = 130  # exit code, as of a shell
 
@@ -56,7 +56,7 @@ def settings(arguments: argparse.Namespace) -> Settings:
     chosen["keys"] = tuple(read_keys([], key_file, os.environ))
     chosen["allowed_origins"] = frozenset(arguments.allowed_origins)
     chosen["picture_hosts"] = frozenset(host.lower() for host in arguments.picture_hosts)
-    chosen["turn_login"] = os.environ.get("SEKO_SERVE_TURN_LOGIN", "")
+    chosen["turn_login"] = turn_login(os.environ)
     chosen["snapshots"] = _snapshots(arguments.snapshots, os.environ)
     if secret_file is not None:
         chosen["snapshot_key"] = private_bytes(secret_file, "--snapshot-key-file")

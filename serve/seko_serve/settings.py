@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ def _option(default: Any, group: str, meaning: str | None = None, *, shown: bool
     """Return a field of `Settings` that is an option of the command line: its group there, its meaning, and further
     words for argparse. ``option`` is its name there, if it is not the field's."""
     return field(default=default, repr=shown, metadata={"group": group, "words": {"help": meaning, **words}})
+
+
+def turn_login(environment: Mapping[str, str]) -> str:
+    """Return the name and the password, ``USER:PASSWORD``, for a server that relays WebRTC; empty if there are none."""
+    return environment.get("SEKO_SERVE_TURN_LOGIN", "")
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ def test_the_page_names_every_field() -> None:
         (f"{LEAST}queue: -1\n", "queue -1: expected 0 or more"),
         (f"{LEAST}videos: -1\n", "videos -1: expected 0 or more"),
         (f"{LEAST}picture_hosts: [a@b]\n", "picture_hosts a@b: expected a host such as"),
+        (f"{LEAST}stun: a.example.org\n", "stun a.example.org: expected an address such as stun:"),
         (f"{LEAST}allowed_origins: [a]\n", "allowed_origins a: expected an origin such as"),
         (f"{LEAST}snapshots: t\n", "has the field 'snapshots' twice, in lines 2 and 3"),
         (

@@ -16,7 +16,7 @@ from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts
 from seko_serve.http.forms import form_fields, is_form
 
-PASSED = ("content-type", "retry-after")
+PASSED = ("content-type", "retry-after", "location")
 
 
 def headers_of(request: Request) -> dict[str, str]:
@@ -66,7 +66,7 @@ def rewritten(answer: Answer, box: BoxFacts) -> Response:
     if isinstance(error, dict) and error.get("queue_token"):
         table["error"] = {**error, "queue_token": f"{box.name}.{error['queue_token']}"}
     if not table:
-        return passed(answer)
+        return passed(answer)  # such as one in SDP, whose location is that of the gateway, too
     headers = {name: value for name, value in answer.headers.items() if name == "retry-after"}
     return JSONResponse(table, answer.status, headers)
 

@@ -14,7 +14,7 @@ from seko_runtime.arguments import nearest
 from seko_runtime.backends.host import check_device_name
 from seko_runtime.errors import UsageError
 from seko_serve.security.keys import private_bytes, read_keys
-from seko_serve.settings import LOOPBACK, Settings
+from seko_serve.settings import LOOPBACK, Settings, turn_login
 
 MEMORY = "memory"  # the directory of a fleet on one machine
 BOX_OPENS_PER_S = 1000.0  # of a key at a box, where all requests come from gateways
@@ -121,6 +121,8 @@ class FleetConfig:
         Mean number of sessions and videos that a key may open from an address in a second at each gateway.
     picture_hosts : tuple of str
         Hosts from which a box fetches pictures, as ``seko-serve`` takes them.
+    stun, turn : str
+        Servers for WebRTC, as ``seko-serve`` takes them.
     shrink_after : float
         Seconds for which a model must have had one box more than needed before a box is ended.
     lease, snapshot_every, queue, videos
@@ -148,6 +150,8 @@ class FleetConfig:
     snapshot_key_file: str = ""
     allowed_origins: tuple[str, ...] = field(default=())
     picture_hosts: tuple[str, ...] = field(default=())
+    stun: str = ""
+    turn: str = ""
     sessions_per_key: int = 0
     opens_per_second: float = Settings.opens_per_s
     shrink_after: float = 300.0
@@ -215,6 +219,7 @@ class FleetConfig:
             host=host,
             keys=self._keys(environment),
             opens_per_s=BOX_OPENS_PER_S,
+            turn_login=turn_login(environment),
             snapshot_key=private_bytes(Path(self.snapshot_key_file), "snapshot_key_file")
             if self.snapshot_key_file
             else None,
@@ -235,6 +240,8 @@ class FleetConfig:
                 snapshot_every=self.snapshot_every,
                 videos=self.videos,
                 picture_hosts=frozenset(self.picture_hosts),
+                stun=self.stun,
+                turn=self.turn,
                 **others,
             )
         except ValueError as error:  # of an option, whose name is that of a field but for hyphens

@@ -23,11 +23,12 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
 
 import seko_serve
-from seko_serve.errors import ServeError
+from seko_serve.errors import KINDS, ServeError
 from seko_serve.fleet.answers import headers_of, model_of, passed, placed, rewritten, sent_to
 from seko_serve.fleet.boxes import Answer, Boxes, BoxGoneError, BoxSilentError
 from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order, with_room
@@ -39,10 +40,14 @@ from seko_serve.http.guard import BOXES, guarded
 from seko_serve.http.line import line_events, wants_events
 from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.http.pages import composed, page_files
+from seko_serve.http.stream import close_socket
+from seko_serve.http.webrtc import SDP, WAYS
 from seko_serve.http.workload import ServedWorkload, served_workloads
 from seko_serve.metrics import PREFIX, Metrics
 from seko_serve.protocol import JOIN, QUEUE_HEADER
 from seko_serve.settings import Settings
+from seko_serve.video.realtime import PATH as REALTIME
+from seko_serve.video.realtime_messages import error_message
 from seko_serve.video.routes import MAX_LISTED, listed
 
 AGAIN_S = 1.0  # after which a client asks again
@@ -115,6 +120,13 @@ class Gateway:
             Route("/v1/queue", self._queue, methods=["GET", "DELETE"]),
             Route("/v1/sessions/{name}", self._session, methods=["GET", "PATCH", "DELETE"]),
             Route("/v1/sessions/{name}/events", self._session, methods=["GET"]),
+            *(Route(f"/v1/{way}", self._open_for_offer, methods=["POST"]) for way in WAYS),
+            *(
+                Route(f"/v1/sessions/{{name}}/{way}", self._session, methods=["POST", "PATCH", "DELETE"])
+                for way in WAYS
+            ),
+            Route(f"{REALTIME}/link", self._realtime_link, methods=["POST"]),
+            WebSocketRoute(REALTIME, self._no_socket),
             Route("/v1/videos", self._new_video, methods=["POST"]),
             Route("/v1/videos", self._videos, methods=["GET"]),
             Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
@@ -196,23 +208,35 @@ class Gateway:
     # -- sessions ----------------------------------------------------------------------------------------------
 
     async def _open(self, request: Request) -> Response:
+        return await self._open_at(request, "/v1/sessions")
+
+    async def _open_for_offer(self, request: Request) -> Response:
+        """Pass a WebRTC offer on to the box that opens a session for it. Media go between this box and the client
+        alone, by the addresses in the offer and the answer."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != SDP:
+            raise ServeError("unsupported", f"the body is of another type, expected Content-Type: {SDP}")
+        path = f"{request.scope['path']}?{request.url.query}"
+        return await self._open_at(request, path, request.query_params.get("model"))
+
+    async def _open_at(self, request: Request, path: str, model: str | None = None) -> Response:
+        """Return the answer of a box that opens a session: of a model, or else of the one that the body names."""
         began = time.monotonic()
         self._access.tenant(request)
         token = request.headers.get(QUEUE_HEADER, "")
         if not await self._waits(request):
             self._access.opener(request)
         body = await raw_body(request, MAX_OPENING_BYTES)
-        boxes = await self._with_model(model_of(body))
-        box, answer = await self._admitted(boxes, token, headers_of(request), body)
+        boxes = await self._with_model(model or model_of(body))
+        box, answer = await self._admitted(boxes, token, path, headers_of(request), body)
         self._admitting.observe(time.monotonic() - began)
         if answer.status < 400:
             self._rows.sent(box.name, time.monotonic())
         return rewritten(answer, box)
 
     async def _admitted(
-        self, boxes: list[BoxFacts], token: str, headers: dict[str, str], body: bytes
+        self, boxes: list[BoxFacts], token: str, path: str, headers: dict[str, str], body: bytes
     ) -> tuple[BoxFacts, Answer]:
-        """Return a box and its answer to a request for a session.
+        """Return a box and its answer to a request for a session at this path.
 
         A waiting request gets a free row of any box, for example of a box that was started for the queue. If no row is
         free, the request keeps its place. A request that has lost its place waits at another box.
@@ -227,11 +251,11 @@ class Gateway:
         attempts = [attempt for attempt in attempts if attempt[0]] or [([], headers)]
         for candidates, fields in attempts[:-1]:
             with suppress(ServeError):
-                box, answer = await self._first(candidates, "POST", "/v1/sessions", fields, body)
+                box, answer = await self._first(candidates, "POST", path, fields, body)
                 if answer.code not in REFUSALS or "queue_token" in answer.table["error"]:
                     return box, answer
         candidates, fields = attempts[-1]
-        return await self._first(candidates, "POST", "/v1/sessions", fields, body)
+        return await self._first(candidates, "POST", path, fields, body)
 
     async def _queue(self, request: Request) -> Response:
         self._access.tenant(request)
@@ -441,6 +465,20 @@ class Gateway:
             await self._first([], method, path, {})
         for boxes in groups.values():
             yield (await self._first(boxes, method, path, headers_of(request)))[1]
+
+    async def _realtime_link(self, request: Request) -> Response:
+        """Return a link with the address of one socket of SGLang's protocol, at a box with a free row."""
+        self._access.opener(request)
+        boxes = await self._with_model(request.query_params.get("model"), "video")
+        box, answer = await self._first(boxes, "POST", f"{REALTIME}/link", headers_of(request))
+        if answer.status < 400:
+            self._rows.sent(box.name, time.monotonic())
+        return rewritten(answer, box)
+
+    async def _no_socket(self, socket: WebSocket) -> None:
+        await socket.accept()
+        message = f"a gateway carries no stream: POST {REALTIME}/link gives the address of a server"
+        await close_socket(socket, error_message(message), KINDS["unsupported"].close, message)
 
     # -- boxes -------------------------------------------------------------------------------------------------
 
