@@ -42,7 +42,7 @@ MINWM = (
 )
 MATRIX_GAME = (
     "matrix-game-2-universal, 352x640, chunk 3, ring 6, 3 passes and context, fp4 cache, fp8 matmuls, resident window, "
-    "Wan VAE, 1 rows"
+    "Wan VAE, by single latents, 1 rows"
 )
 TALK = (
     "seko-talk-14b, 832x480, chunk 3, ring 20, sink 1, reference 1, 4 passes, fp4 cache, fp8 matmuls, fp8 attention, "
@@ -294,6 +294,7 @@ MORE_IS_BETTER = {
     "real_time_factor",
     "abot_fps_480",
     "abot_fps_704",
+    "krea14_fps",
     "mg2_fps",
     "minwm_fps",
     "v2v_fps_1p3b",
