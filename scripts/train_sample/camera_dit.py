@@ -61,7 +61,8 @@ class CameraDit(CausalDit):
         seen = as_tokens(rays(poses, intrinsics, self.stream.height, self.stream.width))
         tokens: Tensor = self.patch_embedding_wancamctrl(seen * CONTROL_SCALE)
         inner = self.c2ws_hidden_states_layer2(F.silu(self.c2ws_hidden_states_layer1(tokens)))
-        return (tokens + inner).unflatten(1, (poses.shape[1], -1))
+        by_frame: Tensor = (tokens + inner).unflatten(1, (poses.shape[1], -1))
+        return by_frame
 
 
 def begin(model: CameraDit, seed: int, weights: Mapping[str, Tensor], source_layers: tuple[int, ...]) -> None:

@@ -6,15 +6,17 @@ import random
 import re
 from dataclasses import dataclass
 
+import torch
+
 from scripts.train_sample.shapes import (
     BACKGROUNDS,
     COLOURS,
-    HELD_OUT_SHARE,
     MOST,
     MOTIONS,
     SHAPES,
     SIZES,
     Scenes,
+    held_out_combinations,
 )
 
 # Each motion as "a disc ...ing" and as "a disc that ...s".
@@ -138,21 +140,16 @@ def parse(text: str) -> Description:
 
 
 def held_out(description: Description) -> bool:
-    """Tell whether training never draws this combination; `shapes.is_held_out` says the same of tensors."""
-    triples = sorted(
+    """Tell whether training never draws this combination."""
+    triples = [
         (list(COLOURS).index(f.colour) * len(SHAPES) + SHAPES.index(f.shape)) * len(MOTIONS)
         + MOTIONS.index(f.motion)
         + 1
         for f in description.figures
-    )
-    base, key = len(COLOURS) * len(SHAPES) * len(MOTIONS) + 1, list(BACKGROUNDS).index(description.background)
-    for triple in [0] * (MOST - len(triples)) + triples:
-        key = key * base + triple
-    word = 0xFFFFFFFF
-    key = (key * 2654435761) & word
-    key ^= key >> 15
-    key = (key * 2246822519) & word
-    return (key ^ (key >> 13)) % HELD_OUT_SHARE == 0
+    ]
+    triples += [0] * (MOST - len(triples))
+    background = list(BACKGROUNDS).index(description.background)
+    return bool(held_out_combinations(torch.tensor([triples]), torch.tensor([background])))
 
 
 def vocabulary() -> list[str]:

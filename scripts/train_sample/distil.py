@@ -15,12 +15,9 @@ If colours burn or shapes freeze, guidance is too high or the fake score too slo
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
-import json
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +25,11 @@ import torch
 from torch import Tensor
 
 from scripts.train_sample.causal_training import CausalDit
-from scripts.train_sample.distillation import CHUNK_0_ROWS, METHODS, Distillation, texts_of
+from scripts.train_sample.distillation import CHUNK_0_ROWS, DMD, Distillation, texts_of
 from scripts.train_sample.guided_paths import Guided, chosen, levels, predict_clean, teacher_paths
 from scripts.train_sample.latent_pool import LAYOUTS, LatentPool
-from scripts.train_sample.optimizers import OPTIMIZERS
 from scripts.train_sample.progress import (
+    Options,
     Run,
     autocast,
     compile_layers,
@@ -40,7 +37,6 @@ from scripts.train_sample.progress import (
     read_ema,
     step_generator,
 )
-from scripts.train_sample.run_options import add_odds_option, add_run_options
 from scripts.train_sample.self_forcing import self_force
 from scripts.train_sample.text import make_tokenizer
 from scripts.train_sample.train_dit import Conditioned, DitTraining, layout_mask, load_teacher
@@ -54,24 +50,22 @@ def train(
     teaching: DitTraining,
     encode_video: Callable[[Tensor], Tensor],
     steps: int,
-    options: argparse.Namespace,
-    begin: tuple[dict[str, Tensor], dict[str, Any]] | None = None,
+    options: Options,
+    begin: tuple[Mapping[str, Tensor], dict[str, Any]] | None = None,
 ) -> Run:
     """Distil, or go on; the student begins as the weights of ``begin``, a run as `read_ema` gives it, or as the
     teacher. Return the run, saved.
     """
-    device: str = options.device
     student = copy.deepcopy(teacher.dit).requires_grad_(True)
     if begin is not None:
         fill(dict(student.named_parameters()), begin[0])
-    fake = copy.deepcopy(teacher.dit).requires_grad_(True) if config.method == "dmd" else None
+    fake = copy.deepcopy(teacher.dit).requires_grad_(True) if config.method == DMD else None
     run = Run(
         folder,
         student,
         config.learning_rate,
         config.ema_decay,
         steps,
-        resume=options.resume,
         also=fake,
         optimizer=config.optimizer,
     )
@@ -81,31 +75,30 @@ def train(
     if begin is not None:
         run.facts["began_from"] = begin[1]
     # Another seed after a resume where samples are renewed: more variety, at the price of exact repetition.
-    pool_seed = options.seed + 17 + (run.step if config.renew_every else 0)
+    pool_seed = 17 + (run.step if config.renew_every else 0)
     pool = LatentPool(
         config.pool,
         teaching.stream,
         encode_video,
         make_tokenizer(),
         teaching.model.text_tokens,
-        device,
+        options.device,
         pool_seed,
         count_odds=config.count_odds,
     )
     for network in (teacher.dit, student, *([] if fake is None else [fake])):
-        compile_layers(network.blocks, options.compile)
+        compile_layers(network.blocks, options)
     if fake is None:
-        _regress(run, config, teaching, teacher, student, pool, options)
+        _regress(run, config, teaching, teacher, student, pool)
     else:
-        self_force(run, config, teaching, teacher, student, fake, pool, options)
+        self_force(run, config, teaching, teacher, student, fake, pool)
     return run
 
 
 def _regress(
-    run: Run, config: Distillation, teaching: DitTraining, teacher: Conditioned, student: CausalDit, pool: LatentPool,
-    options: argparse.Namespace,
+    run: Run, config: Distillation, teaching: DitTraining, teacher: Conditioned, student: CausalDit, pool: LatentPool
 ) -> None:  # fmt: skip
-    device, size = options.device, teaching.stream.chunk_frames
+    device, size = pool.device, teaching.stream.chunk_frames
     guided = Guided(teacher.dit, config.guidance)
     masks = {name: layout_mask(name, teaching.stream, device) for name in LAYOUTS}
     sigmas = torch.tensor(config.sigmas, device=device)
@@ -159,34 +152,28 @@ def _regress(
         path = step // config.updates_a_path
         layout = ("first", "start", "window")[path % 3]
         if path != path_number:  # also the first step after a resume
-            path_number, paths = path, draw_paths(layout, step_generator(device, options.seed + 3, path))
-        loss = take_step(layout, paths, step_generator(device, options.seed + 4, step))
+            path_number, paths = path, draw_paths(layout, step_generator(device, 3, path))
+        loss = take_step(layout, paths, step_generator(device, 4, step))
         run.log(config.updates_a_path, 1, **{f"ode {layout}": loss})
         if config.renew_every and step % config.renew_every == 0:
             pool.renew()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Distil the teacher and end in one JSON line."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    add_run_options(parser, steps=1150)
-    parser.add_argument("--method", choices=METHODS, required=True)
-    parser.add_argument("--vae", type=Path, required=True, help="folder of the VAE's run")
-    parser.add_argument("--teacher", type=Path, required=True, help="folder of the teacher's run")
-    parser.add_argument("--begin", type=Path, help="folder of an earlier distillation to begin from")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=Distillation.optimizer)
-    add_odds_option(parser)
-    options = parser.parse_args(arguments)
-    config = Distillation(options.method, optimizer=options.optimizer, count_odds=options.count_odds)
+def stage(
+    folder: Path,
+    config: Distillation,
+    steps: int,
+    vae: Path,
+    teacher: Path,
+    options: Options,
+    begin: Path | None = None,
+) -> dict[str, Any]:
+    """Distil the teacher of a run; ``begin`` is the run of an earlier distillation."""
     if options.rehearse:
         config = dataclasses.replace(config, batch=2, pool=8, teacher_passes=6, start_chunks=4, fake_steps=1)
-    teacher, teaching = load_teacher(options.teacher, options.device)
-    encode_video = FrozenVae(options.vae, options.device).encode
-    begin = read_ema(options.begin) if options.begin else None
-    run = train(config, options.folder, teacher, teaching, encode_video, options.steps, options, begin)
-    print(json.dumps({"stage": options.method, "step": run.step, "seconds": round(run.seconds, 1)}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    taught, teaching = load_teacher(teacher, options.device)
+    encode_video = FrozenVae(vae, options.device).encode
+    begun = None if begin is None else read_ema(begin)
+    return train(
+        config, folder, taught, teaching, encode_video, options.steps(steps), options, begun
+    ).report()

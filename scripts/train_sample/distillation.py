@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scripts.train_sample.optimizers import OPTIMIZERS
+from scripts.train_sample.progress import ADAMW
 from scripts.train_sample.rollout import warped
 from scripts.train_sample.shapes import COUNT_ODDS
 from scripts.train_sample.text import encode
 from scripts.train_sample.train_dit import Conditioned, empty_caption
 
-METHODS = ("ode", "dmd")
+ODE, DMD = "ode", "dmd"
 TURNS = ("near", "far")  # of `dmd`'s steps
 CHUNK_0_ROWS = 4  # times the batch, where `ode` has chunk 0 alone: a step then costs about what the others do
 
@@ -38,21 +38,16 @@ class Distillation:
     learning_rate, fake_rate, ema_decay : float
         Of the student, of the fake score, of EMA.
     optimizer : str
-        Of both, one of `optimizers.OPTIMIZERS`.
+        Of both, as `progress.make_optimizers` takes it.
     teacher_passes, updates_a_path : int
         ``ode``: Euler steps of a path; student steps on each batch of paths.
     fake_steps, start_chunks : int
         ``dmd``: fake-score steps a student step; chunks of a ``near`` rollout.
     score_least, score_most : float
         ``dmd``: times at which scores are compared, before the teacher's warp.
-
-    Raises
-    ------
-    ValueError
-        If a value is none of those named.
     """
 
-    method: str = "ode"
+    method: str = ODE
     passes: int = 4
     shift: float = 5.0
     guidance: float = 2.5
@@ -63,30 +58,13 @@ class Distillation:
     learning_rate: float = 2e-4
     fake_rate: float = 3e-4
     ema_decay: float = 0.99
-    optimizer: str = "adamw"
+    optimizer: str = ADAMW
     teacher_passes: int = 24
     updates_a_path: int = 6
     fake_steps: int = 3
     start_chunks: int = 6
     score_least: float = 0.05
     score_most: float = 0.99
-
-    def __post_init__(self) -> None:
-        """Refuse what would be ignored or cannot be."""
-        if self.method not in METHODS:
-            raise ValueError(f"method {self.method!r} is unknown; choose one of {', '.join(METHODS)}")
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(
-                f"optimizer {self.optimizer!r} is unknown; choose one of {', '.join(OPTIMIZERS)}"
-            )
-        if not 0 <= self.score_least < self.score_most < 1:
-            raise ValueError(
-                f"scores are compared at {self.score_least} to {self.score_most}; give 0 <= least < most < 1"
-            )
-        if min(self.fake_steps, self.start_chunks) < 1:
-            raise ValueError(
-                f"fake_steps {self.fake_steps} and start_chunks {self.start_chunks} must be at least 1"
-            )
 
     @property
     def sigmas(self) -> tuple[float, ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import shutil
-import sys
 from pathlib import Path
+from typing import Any
 
-from scripts.train_sample.progress import read_ema
+from torch import Tensor
+
+from scripts.train_sample.progress import read_ema, write_state
 from scripts.train_sample.shipped import write_checkpoint
 from scripts.train_sample.text import save_tokenizer, text_config
 from seko_export.config.model import ModelConfig
@@ -19,25 +19,33 @@ from seko_export.families.wan_layout.keys import wan_shapes
 LARGEST = 25_000_000  # bytes of all shipped files together
 
 
-def export(vae: Path, teacher: Path, student: Path, output_path: Path) -> int:
-    """Write the sample's folder and return its bytes.
+def average(runs: list[Path], folder: Path) -> dict[str, Any]:
+    """Write a run whose EMA is the mean of those of students that began alike.
+
+    Trained from one start in different ways they lie in one valley, and its middle is better than its sides ("model
+    soup", arXiv 2203.05482).
+    """
+    weights, facts = zip(*(read_ema(run) for run in runs), strict=True)
+    mean: dict[str, Tensor] = {name: sum(w[name] for w in weights) / len(weights) for name in weights[0]}
+    write_state(folder, {"ema": mean}, {"distillation": facts[0]["distillation"]})
+    return {"runs": len(runs)}
+
+
+def export(vae: Path, teacher: Path, student: Path, output_path: Path) -> dict[str, Any]:
+    """Write the sample's folder; return its bytes and hashes.
 
     Parameters
     ----------
     vae, teacher, student : Path
         Folders of the three runs; the text encoder comes from the teacher's.
     output_path : Path
-        The folder to write; must not exist.
+        The folder to write.
 
     Raises
     ------
-    FileExistsError
-        If ``output_path`` exists.
     ValueError
         If names or shapes are not the checkpoint's, or everything together is too large.
     """
-    if output_path.exists():
-        raise FileExistsError(f"{output_path} exists; remove it first, or choose another folder")
     vae_weights, vae_facts = read_ema(vae)
     taught, taught_facts = read_ema(teacher)
     dit, student_facts = read_ema(student)
@@ -64,35 +72,19 @@ def export(vae: Path, teacher: Path, student: Path, output_path: Path) -> int:
         },
         "text": text_config(model.text_dim, training["text_layers"]).to_diff_dict(),
     }
-    fresh = output_path.with_name(f".{output_path.name}.fresh")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
+    output_path.mkdir(parents=True, exist_ok=True)
     text = {name.removeprefix("text."): t for name, t in taught.items() if name.startswith("text.")}
     for name, tensors in (("dit", dit), ("vae", vae_weights), ("text", text)):
-        write_checkpoint(fresh / f"{name}.safetensors", tensors)
-    save_tokenizer(fresh / "tokenizer.json")
-    (fresh / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    total = sum(file.stat().st_size for file in fresh.iterdir())
+        write_checkpoint(output_path / f"{name}.safetensors", tensors)
+    save_tokenizer(output_path / "tokenizer.json")
+    (output_path / "config.json").write_text(
+        json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+    )
+    files = sorted(output_path.iterdir())
+    total = sum(file.stat().st_size for file in files)
     if total > LARGEST:
         raise ValueError(f"the sample has {total} bytes, at most {LARGEST} ship; train a smaller model")
-    fresh.rename(output_path)
-    return total
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write the sample's folder from finished runs."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    for name in ("vae", "teacher", "student"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--output-path", type=Path, default=Path("seko_export/sample"))
-    options = parser.parse_args(arguments)
-    total = export(options.vae, options.teacher, options.student, options.output_path)
-    digests = {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in options.output_path.iterdir()
+    return {
+        "bytes": total,
+        "sha256": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
     }
-    print(json.dumps({"stage": "export", "bytes": total, "sha256": digests}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

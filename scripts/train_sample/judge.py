@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from scripts.train_sample.captions import Description, Figure
@@ -242,13 +244,9 @@ def _zigzag_miss(t: Tensor, path: Tensor) -> float:
     return math.sqrt(missed / float(centred.square().sum(1).mean()))
 
 
-def blurred(video: Tensor, sigma: float, noise: float, seed: int) -> Tensor:
-    """Return video [B, 3, T, 96, 96] blurred by ``sigma`` pixels and noisy: like a VAE's reconstruction."""
-    reach = torch.arange(-3, 4, dtype=video.dtype)
-    kernel = torch.exp(-(reach**2) / (2 * sigma**2))
-    kernel /= kernel.sum()
-    flat = torch.nn.functional.pad(video.flatten(0, 2)[:, None], (3, 3, 3, 3), mode="replicate")
-    flat = torch.nn.functional.conv2d(flat, kernel.view(1, 1, 1, -1))
-    flat = torch.nn.functional.conv2d(flat, kernel.view(1, 1, -1, 1)).view(video.shape)
-    drawn = torch.randn(video.shape, generator=torch.Generator().manual_seed(seed), dtype=video.dtype)
-    return (flat + noise * drawn).clamp(-1, 1)
+def save_sheet(path: Path, clips: Sequence[Tensor]) -> None:
+    """Draw clips [3, T, H, W] in -1..1, a line each, their pictures beside one another."""
+    lines = torch.cat([torch.cat(list(clip.unbind(1)), 2) for clip in clips], 1).float().clamp(-1, 1)
+    picture = ((lines + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture).save(path)

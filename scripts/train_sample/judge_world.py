@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from scripts.train_sample.camera_dit import CameraDit
-from scripts.train_sample.causal_training import Cache
+from scripts.train_sample.judge import save_sheet
 from scripts.train_sample.progress import autocast
+from scripts.train_sample.rollout import Conditions, LatentStream
 from scripts.train_sample.shapes import SIDE
 from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_vae import FrozenVae
@@ -20,12 +21,13 @@ from seko_export.families.wan_layout.picture_sizes import TABLE_FRAMES
 SEED = 987_654  # of worlds and walks that training does not draw
 REACH = 14  # pixels that a view is looked for to each side
 PANS = {"w": (0, 1), "s": (0, -1), "a": (1, 0), "d": (-1, 0)}  # which way the picture moves: right, down
-FOCAL_LENGTH = 500.0
+FOCAL_LENGTH = 500.0  # pixels, as the keyboard's camera has it
 SWITCH_CHUNK = 2
+SHEET_KEYS = ("w", "d", "l", "i", "wj", "k", "d", "w")
 
 
 @torch.no_grad()
-def stream(
+def walked(
     dit: CameraDit,
     table: Tensor,
     poses: Tensor,
@@ -53,43 +55,20 @@ def stream(
     Tensor
         [B, 16, F, h, w] latents.
     """
-    device, size, stream_config = poses.device, dit.stream.chunk_frames, dit.stream
+    device, size = poses.device, dit.stream.chunk_frames
     intrinsics = torch.tensor([FOCAL_LENGTH, FOCAL_LENGTH, SIDE / 2, SIDE / 2], device=device)
-    rows, done = len(poses), []
-    inputs: list[tuple[Tensor, ...]] = []  # of the context passes so far
-    cache: Cache | None = None
-
-    def step(
-        x: Tensor, sigma: float, condition_inputs: tuple[Tensor, ...], cached: Cache | None
-    ) -> tuple[Tensor, Cache]:
-        condition, frames, camera = condition_inputs
-        times = torch.full(frames.shape, 1000 * sigma, device=device)
-        with autocast(device.type):
-            velocity, written = dit.step(torch.cat((x, condition), 1), times, frames, text_kv, cached, camera)
-        return velocity.float(), written
-
+    stream = LatentStream(dit, sigmas, generator, texts[0])
+    made = []
     for chunk, text in enumerate(texts):
-        if not chunk or text is not texts[chunk - 1]:
-            with autocast(device.type):
-                text_kv = dit.text_kv(text)
-            cache, chunks_in_ring = None, stream_config.ring_frames // size - 1
-            for old in [*inputs[:1], *inputs[1:][-chunks_in_ring:]]:
-                cache = step(old[0], 0.0, old[1:], cache)[1]
-        frames = torch.arange(chunk * size, (chunk + 1) * size, device=device).expand(rows, -1)
+        if text is not texts[max(0, chunk - 1)]:
+            stream.set_text(text, recache=True)
+        frames = torch.arange(chunk * size, (chunk + 1) * size, device=device).expand(len(poses), -1)
         part = poses[:, chunk * size : (chunk + 1) * size]
         with autocast(device.type):
-            camera = dit.camera_tokens(part, intrinsics.expand(rows, size, 4)).flatten(1, 2)
-        condition = table[:, :, frames[0].clamp(max=TABLE_FRAMES - 1)]
-        conditioning = (condition, frames, camera)
-        shape = (rows, dit.model.out_channels, size, stream_config.latent_height, stream_config.latent_width)
-        x = torch.randn(shape, generator=generator, device=device)
-        for sigma, after in zip(sigmas, (*sigmas[1:], 0.0), strict=True):
-            clean = x - sigma * step(x, sigma, conditioning, cache)[0]
-            x = (1 - after) * clean + after * torch.randn(shape, generator=generator, device=device)
-        cache = step(x, 0.0, conditioning, cache)[1]
-        inputs.append((x, *conditioning))
-        done.append(x)
-    return torch.cat(done, 2)
+            camera = dit.camera_tokens(part, intrinsics.expand(len(poses), size, 4)).flatten(1, 2)
+        rows = table[:, :, frames[0].clamp(max=TABLE_FRAMES - 1)]
+        made.append(stream.make(Conditions(frames, rows, camera))[-1])
+    return torch.cat(made, 2)
 
 
 def shown(
@@ -106,7 +85,7 @@ def shown(
     switch = int(walks.switch.max())  # one place for all rows
     said = [after if switch and chunk >= switch else before for chunk in range(chunks)]
     generator = torch.Generator(device).manual_seed(SEED)
-    frames = stream(dit, table, walks.poses if poses is None else poses, said, sigmas, generator)
+    frames = walked(dit, table, walks.poses if poses is None else poses, said, sigmas, generator)
     return torch.cat([vae.decode(part) for part in frames.split(16)])
 
 
@@ -179,12 +158,7 @@ def judge_world(
     report["psnr_end"] = round(float(psnr(video, truth)[:, -4:].mean()), 2)
     report["psnr_still"] = round(float(psnr(truth[:, :, :1].expand_as(truth), truth).mean()), 2)
     changed = draw_walks(walks, chunks, size, SEED + 2, device, switched=1.0)
-    changed = Walks(
-        changed.before,
-        changed.after,
-        torch.full_like(changed.switch, min(SWITCH_CHUNK, chunks - 1)),
-        changed.poses,
-    )
+    changed = changed.switching_at(min(SWITCH_CHUNK, chunks - 1))
     video = shown(dit, vae, texts, changed, sigmas, device)
     new, old = (
         psnr(video, changed.video(size, look))[:, -4:].mean(1) for look in (changed.after, changed.before)
@@ -201,37 +175,23 @@ def judge_world(
 
 def draw_world_sheet(
     path: Path, dit: CameraDit, vae: FrozenVae, texts: PromptTexts, sigmas: tuple[float, ...], device: str, *,
-    chunks: int, keys: tuple[str, ...] = ("w", "d", "l", "i", "wj", "k", "d", "w"),
+    chunks: int,
 ) -> None:  # fmt: skip
     """Draw walks: for each key, what was to be seen above what the model shows, a picture each latent frame or two; the
     last two change their prompt.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import image
-
     size = dit.stream.chunk_frames
-    steps = VIDEO_PER_LATENT * chunks * size
-    plain = draw_walks(
-        len(keys), chunks, size, SEED + 4, device, switched=0.0, keys=[f"{key}-{steps}" for key in keys]
-    )
-    changed = draw_walks(
-        len(keys), chunks, size, SEED + 4, device, switched=1.0, keys=[f"{key}-{steps}" for key in keys]
-    )
-    changed = Walks(
-        changed.before,
-        changed.after,
-        torch.full_like(changed.switch, min(SWITCH_CHUNK, chunks - 1)),
-        changed.poses,
+    keys = [f"{key}-{VIDEO_PER_LATENT * chunks * size}" for key in SHEET_KEYS]
+    plain, changed = (
+        draw_walks(len(keys), chunks, size, SEED + 4, device, switched=share, keys=keys)
+        for share in (0.0, 1.0)
     )
     lines = []
-    for walks, rows in ((plain, slice(0, -2)), (changed, slice(-2, None))):
+    for walks, rows in (
+        (plain, slice(0, -2)),
+        (changed.switching_at(min(SWITCH_CHUNK, chunks - 1)), slice(-2, None)),
+    ):
         video, truth = shown(dit, vae, texts, walks, sigmas, device), walks.video(size)
-        for wanted, got in zip(truth[rows], video[rows], strict=True):
-            lines += [
-                torch.cat(list(clip[:, :: 2 * VIDEO_PER_LATENT].unbind(1)), 2) for clip in (wanted, got)
-            ]
-    sheet = ((torch.cat(lines, 1).float().clamp(-1, 1) + 1) / 2).permute(1, 2, 0).cpu().numpy()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.imsave(path, sheet)
+        for pair in zip(truth[rows], video[rows], strict=True):
+            lines += [clip[:, :: 2 * VIDEO_PER_LATENT] for clip in pair]
+    save_sheet(path, lines)

@@ -1,96 +1,96 @@
-"""The state that every training run has: files on disk, EMA, learning rate, loss log.
+"""What every training run has: optimisers, EMA, learning rate, loss log, and its state on disk.
 
-State is safetensors and JSON, never pickle. The learning rate warms up, then falls to a twentieth until the last step.
-What takes the step is in `optimizers.py`.
+State is one safetensors file, never pickle. The learning rate warms up, then falls to a twentieth until the last step.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
+import re
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch._dynamo
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from scripts.train_sample.optimizers import descend, make_optimizers, moments_of, set_rate
-
-STATE = "state"  # folder in a run's folder
-FACTS = "state.json"
+STATE = "state.safetensors"  # in a run's folder
 LOSSES = "losses.jsonl"
-# file -> the optimiser's name: three of AdamW's, one of Muon's
-_MOMENTS = {
-    "first_moments": "exp_avg",
-    "second_moments": "exp_avg_sq",
-    "steps": "step",
-    "momenta": "momentum_buffer",
-}
 WARMUP_STEPS = 100
 SAVE_EVERY = 60.0  # seconds
+REHEARSED_STEPS = 3
+BETAS, WEIGHT_DECAY = (0.9, 0.98), 0.01
+ADAMW, MUON = "adamw", "muon"
+_BLOCK_MATRIX = re.compile(r"(.*\.)?blocks\.[0-9]+\..*weight")
+
+Groups = Mapping[str, Mapping[str, Tensor]]  # tensors by group and name
+
+
+@dataclass(frozen=True)
+class Options:
+    """How all stages run.
+
+    Parameters
+    ----------
+    device : str
+        Where they train.
+    rehearse : bool
+        Tiny sizes and few steps, which try every stage on a CPU.
+    """
+
+    device: str
+    rehearse: bool = False
+
+    @property
+    def compiles(self) -> bool:
+        """Whether layers are compiled, which pays from a minute on."""
+        return self.device.startswith("cuda") and not self.rehearse
+
+    def steps(self, whole: int) -> int:
+        """Return how many of a stage's steps are taken."""
+        return REHEARSED_STEPS if self.rehearse else whole
 
 
 class Run:
-    """A training run in a folder: parameters, optimisers, EMA; resumes where the folder stands.
+    """A training run in a folder: parameters, optimisers, EMA. It goes on where the folder stands.
 
     Parameters
     ----------
     folder : Path
-        Of the run: ``state/``, ``losses.jsonl``.
+        Of the run.
     module : nn.Module
         Whose parameters are trained, in float32; shared ones count once.
     learning_rate, ema_decay : float
         Peak rate; share that EMA keeps of itself a step.
     steps : int
-        Of the run in all, over every process that resumes it; the learning rate follows them.
-    resume : bool
-        True: go on from the folder's state if there is one. False: refuse a folder that has one.
+        Of the run in all, over every process that goes on with it; the learning rate follows them.
     also : nn.Module or None
         A second network that is trained beside the first (the fake score), saved but without EMA or moments.
     optimizer : str
-        One of `optimizers.OPTIMIZERS`. Moments of another one in the folder are left: they start anew.
-    save_every : float
-        Seconds between saves.
-
-    Raises
-    ------
-    FileExistsError
-        If there is a state and ``resume`` is False.
+        See `make_optimizers`.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        module: nn.Module,
-        learning_rate: float,
-        ema_decay: float,
-        steps: int,
-        *,
-        resume: bool,
-        also: nn.Module | None = None,
-        optimizer: str = "adamw",
-        save_every: float = SAVE_EVERY,
-    ) -> None:
+        self, folder: Path, module: nn.Module, learning_rate: float, ema_decay: float, steps: int, *,
+        also: nn.Module | None = None, optimizer: str = ADAMW,
+    ) -> None:  # fmt: skip
         self.folder, self.module, self.also = folder, module, also
-        self.learning_rate, self.ema_decay = learning_rate, ema_decay
-        self.last_step, self.save_every = steps, save_every
+        self.learning_rate, self.ema_decay, self.last_step = learning_rate, ema_decay, steps
         self.parameters = dict(module.named_parameters())
         self.ema = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.optimizers = make_optimizers(optimizer, self.parameters, learning_rate)
         self.step, self.seconds = 0, 0.0
         self.facts: dict[str, Any] = {}
-        state = newest_state(folder)
-        if state is not None and not resume:
-            raise FileExistsError(f"{folder} holds a run already; pass --resume to go on, or another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        if state is not None:
-            self._load(state)
+        if (folder / STATE).exists():
+            self._load()
 
     @property
     def finished(self) -> bool:
@@ -101,12 +101,14 @@ class Run:
         """Yield step numbers until the run is finished; saves on the way and at the end."""
         mark = saved = time.monotonic()
         while not self.finished:
-            set_rate(self.optimizers, self.rate())
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = self.rate()
             yield self.step
             self.step += 1
             now = time.monotonic()
             self.seconds, mark = self.seconds + now - mark, now
-            if now - saved > self.save_every:
+            if now - saved > SAVE_EVERY:
                 self.save()
                 saved = time.monotonic()
         self.save()
@@ -135,47 +137,86 @@ class Run:
         line |= {name: float(torch.as_tensor(value).detach()) for name, value in numbers.items()}
         if not all(math.isfinite(value) for value in line.values()):
             raise FloatingPointError(
-                f"a loss is not finite: {line}; lower the learning rate, resume from {self.folder}"
+                f"a loss is not finite: {line}; lower the learning rate, go on from {self.folder}"
             )
         with (self.folder / LOSSES).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def save(self) -> None:
-        """Write the whole state, atomically: a killed save leaves the one before."""
-        moments = {name: moments_of(self.optimizers, p) for name, p in self.parameters.items()}
-        groups = {
-            "weights": {name: p.detach() for name, p in self.parameters.items()},
-            "ema": self.ema,
-            **{
-                group: {name: moment[key] for name, moment in moments.items() if key in moment}
-                for group, key in _MOMENTS.items()
-            },
-        }
-        if self.also is not None:
-            groups["fake"] = {name: p.detach() for name, p in self.also.named_parameters()}
-        self.facts |= {"steps": self.step, "minutes": round(self.seconds / 60, 3)}
-        write_state(self.folder, groups, {"step": self.step, "seconds": self.seconds, "facts": self.facts})
+    def report(self) -> dict[str, Any]:
+        """Return what a stage says of its run."""
+        return {"step": self.step, "seconds": round(self.seconds, 1)}
 
-    def _load(self, state: Path) -> None:
-        facts = json.loads((state / FACTS).read_text(encoding="utf-8"))
-        self.step, self.seconds, self.facts = facts["step"], facts["seconds"], facts["facts"]
-        fill(self.ema, load_file(state / "ema.safetensors"))
-        fill(self.parameters, load_file(state / "weights.safetensors"))
+    def save(self) -> None:
+        """Write the whole state."""
+        groups: dict[str, Mapping[str, Tensor]] = {"weights": self.parameters, "ema": self.ema}
         if self.also is not None:
-            fill(dict(self.also.named_parameters()), load_file(state / "fake.safetensors"))
-        # Steps are each parameter's own: one that had no gradient yet (pictures use no time convolution) counts fewer.
-        firsts, seconds, steps, momenta = (load_file(state / f"{name}.safetensors") for name in _MOMENTS)
-        adamw = self.optimizers[0]
-        by_adamw = {p for group in adamw.param_groups for p in group["params"]}
-        for name, p in self.parameters.items():
-            if p not in by_adamw and name in momenta:
-                moments_of(self.optimizers, p)["momentum_buffer"].copy_(momenta[name])
-            if p in by_adamw and name in seconds:
-                moments = [torch.zeros_like(p) for _ in range(2)]  # in the memory order of the parameter
-                for moment, values in zip(moments, (firsts, seconds), strict=True):
-                    moment.copy_(values[name])
-                step = steps[name].to(p.device if p.is_cuda else "cpu")
-                adamw.state[p] = {"exp_avg": moments[0], "exp_avg_sq": moments[1], "step": step}
+            groups["fake"] = dict(self.also.named_parameters())
+        for number, optimizer in enumerate(self.optimizers):
+            groups[f"optimizer{number}"] = {
+                f"{index}.{name}": tensor
+                for index, moments in optimizer.state_dict()["state"].items()
+                for name, tensor in moments.items()
+            }
+        self.facts |= {"step": self.step, "seconds": self.seconds}
+        write_state(self.folder, groups, self.facts)
+
+    def _load(self) -> None:
+        groups, self.facts = read_state(self.folder)
+        self.step, self.seconds = self.facts["step"], self.facts["seconds"]
+        fill(self.ema, groups["ema"])
+        fill(self.parameters, groups["weights"])
+        if self.also is not None:
+            fill(dict(self.also.named_parameters()), groups["fake"])
+        for number, optimizer in enumerate(self.optimizers):
+            trained = [p for group in optimizer.param_groups for p in group["params"]]
+            state: dict[int, dict[str, Tensor]] = defaultdict(dict)
+            for key, tensor in groups[f"optimizer{number}"].items():
+                index, name = key.split(".")
+                p = trained[int(index)]
+                # In the memory order of the parameter, which the fused kernel wants.
+                state[int(index)][name] = (
+                    torch.empty_like(p).copy_(tensor) if tensor.shape == p.shape else tensor
+                )
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def make_optimizers(
+    kind: str, parameters: Mapping[str, Tensor], learning_rate: float
+) -> list[torch.optim.Optimizer]:
+    """Return what trains named parameters.
+
+    Parameters
+    ----------
+    kind : str
+        ``adamw``, or ``muon``: the matrices of ``blocks.N`` by Muon, all else by AdamW.
+    parameters : mapping of str to Tensor
+        By name.
+    learning_rate : float
+        Peak rate of both: Muon's update is scaled to the RMS of AdamW's.
+    """
+    matrices = [
+        name for name, p in parameters.items() if kind == MUON and p.ndim == 2 and _BLOCK_MATRIX.fullmatch(name)
+    ]  # fmt: skip
+    rest = [p for name, p in parameters.items() if name not in matrices]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(
+            rest, learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=rest[0].device.type == "cuda"
+        )
+    ]
+    if matrices:
+        mine = [parameters[name] for name in matrices]
+        optimizers.append(torch.optim.Muon(mine, learning_rate, WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"))
+    return optimizers
+
+
+def descend(loss: Tensor, optimizers: Iterable[torch.optim.Optimizer], parameters: Iterable[Tensor]) -> None:
+    """Take one step down a loss, its gradient clipped to norm 1."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(list(parameters), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
 
 
 def fill(into: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
@@ -194,45 +235,86 @@ def fill(into: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
             tensor.copy_(values[name])
 
 
-def newest_state(folder: Path) -> Path | None:
-    """Return the folder's state, or the one before where a save was killed between its two renames."""
-    for name in (STATE, f"{STATE}.before"):
-        if (folder / name / FACTS).exists():
-            return folder / name
-    return None
+def write_state(folder: Path, groups: Groups, facts: Mapping[str, Any]) -> None:
+    """Write a run's tensors and facts, whole: a killed write leaves the state before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"{group}:{name}": tensor.detach().cpu().contiguous()
+        for group, of_group in groups.items()
+        for name, tensor in of_group.items()
+    }
+    fresh = folder / f".{STATE}"
+    save_file(tensors, fresh, {"facts": json.dumps(facts)})
+    fresh.replace(folder / STATE)
 
 
-def write_state(folder: Path, groups: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:
-    """Write one safetensors file a group and the facts, beside the old state, then exchange the two."""
-    fresh, state, before = (folder / name for name in (f"{STATE}.fresh", STATE, f"{STATE}.before"))
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    for name, tensors in groups.items():
-        path = fresh / f"{name}.safetensors"
-        save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, path)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    (fresh / FACTS).write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
-    if state.exists():
-        shutil.rmtree(before, ignore_errors=True)
-        state.rename(before)
-    fresh.rename(state)
-    shutil.rmtree(before, ignore_errors=True)
-
-
-def read_ema(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a run's EMA as float32 and its facts.
+def read_state(folder: Path) -> tuple[Groups, dict[str, Any]]:
+    """Return a run's tensors and facts.
 
     Raises
     ------
     FileNotFoundError
         If the folder holds no state.
     """
-    state = newest_state(folder)
-    if state is None:
+    path = folder / STATE
+    if not path.exists():
         raise FileNotFoundError(f"{folder} holds no training state; run that stage first")
-    facts = json.loads((state / FACTS).read_text(encoding="utf-8"))
-    return {n: t.float() for n, t in load_file(state / "ema.safetensors").items()}, facts["facts"]
+    with safe_open(path, "pt") as file:
+        facts: dict[str, Any] = json.loads(file.metadata()["facts"])
+    groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for key, tensor in load_file(path).items():
+        group, _, name = key.partition(":")
+        groups[group][name] = tensor
+    return groups, facts
+
+
+def read_ema(folder: Path) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+    """Return a run's EMA, float32, and its facts."""
+    groups, facts = read_state(folder)
+    return groups["ema"], facts
+
+
+class Pool(Protocol):
+    """Samples that a training draws from, some of which are made anew at a time."""
+
+    @property
+    def filled(self) -> int:
+        """Samples that are there."""
+
+    size: int
+    batch: int
+
+    def renew(self) -> None:
+        """Make the next few samples, in place of those that were made longest ago."""
+
+
+class Renewals:
+    """Fills a pool, then tells when it is time to renew some of it, for a share of a run's time.
+
+    Parameters
+    ----------
+    pool : Pool
+        To fill.
+    share : float
+        Of the steps' time that renewals may take.
+    device : str
+        Where the pool's samples are made.
+    """
+
+    def __init__(self, pool: Pool, share: float, device: str) -> None:
+        self._share, self._count = share, 0
+        began = time.monotonic()
+        while pool.filled < pool.size:
+            pool.renew()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()  # so that the clock sees its work
+        self._seconds = (time.monotonic() - began) * pool.batch / pool.size  # of one
+
+    def due(self, run: Run) -> bool:
+        """Tell whether the next one is due, which is then counted."""
+        due = self._count * self._seconds < self._share * run.seconds
+        self._count += due
+        return due
 
 
 def step_generator(device: str, seed: int, step: int) -> torch.Generator:
@@ -245,9 +327,9 @@ def autocast(device: str) -> torch.autocast:
     return torch.autocast(device.split(":")[0], dtype=torch.bfloat16, enabled=device.startswith("cuda"))
 
 
-def compile_layers(layers: Iterable[nn.Module], wanted: bool, *, dynamic: bool = False) -> None:
+def compile_layers(layers: Iterable[nn.Module], options: Options, *, dynamic: bool = False) -> None:
     """Compile each layer in place, for static shapes or any: layers share their code, so depth costs no time."""
-    if not wanted:
+    if not options.compiles:
         return
     torch._dynamo.config.recompile_limit = 64  # one entry a layout, cache length and gradient mode
     for layer in layers:

@@ -12,117 +12,127 @@ from scripts.train_sample.progress import autocast
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """The result of a stream.
+class Conditions:
+    """What a chunk is made under, beside its prompt.
 
     Parameters
     ----------
-    latents : Tensor
-        [B, C, chunks*F, h, w], the generated chunks.
-    inputs : Tensor
-        [P, B, C, chunks*F, h, w], the inputs of each denoise pass.
+    frames : Tensor
+        [B, F] int64, absolute numbers; all rows lie alike.
+    table : Tensor or None
+        [B, channels, F, h, w], what stands behind the latents' channels.
+    camera : Tensor or None
+        [B, F*n, d], the camera's tokens.
     """
 
-    latents: Tensor
-    inputs: Tensor
+    frames: Tensor
+    table: Tensor | None = None
+    camera: Tensor | None = None
 
 
-@torch.no_grad()
-def roll_out(
-    dit: CausalDit,
-    text: Tensor,
-    frames: Tensor,
-    sigmas: tuple[float, ...],
-    generator: torch.Generator,
-    *,
-    prefix: Tensor | None = None,
-    conditioned: Tensor | None = None,
-    conditioning_latents: Tensor | None = None,
-    keep_inputs: bool = False,
-) -> Rollout:
-    """Generate chunks on the model's own cache, as the exported step does.
+class LatentStream:
+    """A stream on the model's own cache, as the exported step makes it.
 
     Parameters
     ----------
     dit : CausalDit
         The model.
-    text : Tensor
-        [B, text tokens, text_dim].
-    frames : Tensor
-        [B, all frames] int64, absolute numbers, the prefix's first; all rows lie alike.
     sigmas : tuple of float
         Noise level of each denoise pass, falling from 1.
     generator : torch.Generator
         Of the noise.
-    prefix : Tensor or None
-        [B, C, K, h, w] clean frames to stand on, whole chunks.
-    conditioned : Tensor or None
-        [B] bool, whether a row begins with a conditioning frame, which is clean, has the context's time in every pass,
-        and is not changed. Not with a ``prefix``.
-    conditioning_latents : Tensor or None
-        [B, C, 1, h, w], the conditioning frames; the values of rows without a conditioning frame are not used.
-    keep_inputs : bool
-        Whether to keep every pass's input.
-
-    Raises
-    ------
-    ValueError
-        If ``conditioned`` is combined with a prefix, or lacks ``conditioning_latents``.
+    text : Tensor
+        [B, text tokens, text_dim], the prompts that it begins with.
     """
-    if conditioned is not None and (prefix is not None or conditioning_latents is None):
-        raise ValueError("conditioning frames begin a stream: give their latents, and no prefix")
-    size, device = dit.stream.chunk_frames, text.device
-    with autocast(device.type):
-        text_kv = dit.text_kv(text)
-    cache: Cache | None = None
 
-    def run(
-        x: Tensor, sigma: float, at: Tensor, cached: Cache | None, known: Tensor | None = None
+    def __init__(
+        self, dit: CausalDit, sigmas: tuple[float, ...], generator: torch.Generator, text: Tensor
+    ) -> None:
+        self.dit, self.sigmas, self.generator = dit, sigmas, generator
+        self._cache: Cache | None = None
+        self._past: list[tuple[Tensor, Conditions]] = []
+        self.set_text(text)
+
+    @torch.no_grad()
+    def set_text(self, text: Tensor, *, recache: bool = False) -> None:
+        """Go on with other prompts; with ``recache`` the chunks in sink and ring are computed anew for them."""
+        with autocast(text.device.type):
+            self._text_kv = self.dit.text_kv(text)
+        if recache:
+            self._cache = None
+            in_ring = self.dit.stream.ring_frames // self.dit.stream.chunk_frames - 1
+            for latents, conditions in (*self._past[:1], *self._past[1:][-in_ring:]):
+                self._cache = self._pass(latents, 0.0, conditions)[1]
+
+    @torch.no_grad()
+    def add(self, latents: Tensor, conditions: Conditions) -> None:
+        """Put a chunk [B, C, F, h, w] into the cache, by a context pass."""
+        self._cache = self._pass(latents, 0.0, conditions)[1]
+        self._past.append((latents, conditions))
+
+    @torch.no_grad()
+    def make(
+        self, conditions: Conditions, first: Tensor | None = None, given: Tensor | None = None
+    ) -> list[Tensor]:
+        """Denoise the next chunk, and add it.
+
+        Parameters
+        ----------
+        conditions : Conditions
+            Of the chunk.
+        first : Tensor or None
+            [B, C, 1, h, w], first frames that are clean, have the context's time in every pass, and are not changed.
+        given : Tensor or None
+            [B] bool, the rows that have such a frame.
+
+        Returns
+        -------
+        list of Tensor
+            The input [B, C, F, h, w] of each pass, and the chunk.
+        """  # fmt: skip
+        stream, (rows, frames) = self.dit.stream, conditions.frames.shape
+        shape = (rows, self.dit.model.out_channels, frames, stream.latent_height, stream.latent_width)
+        device = conditions.frames.device
+
+        def noise() -> Tensor:
+            return torch.randn(shape, generator=self.generator, device=device)
+
+        x, still = noise(), torch.zeros(rows, 1, frames, 1, 1, dtype=torch.bool, device=device)
+        if first is not None and given is not None:
+            still[:, :, :1] = given[:, None, None, None, None]
+            x = torch.where(still, first, x)
+        passes = [x]
+        for sigma, after in zip(self.sigmas, (*self.sigmas[1:], 0.0), strict=True):
+            velocity = self._pass(x, sigma, conditions, still)[0]
+            x = torch.where(still, x, (1 - after) * (x - sigma * velocity) + after * noise())
+            passes.append(x)
+        self.add(x, conditions)
+        return passes
+
+    def _pass(
+        self, x: Tensor, sigma: float, conditions: Conditions, still: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
-        times = torch.full(at.shape, 1000 * sigma, device=device)
-        if known is not None:
-            times = times.masked_fill(known[:, 0, :, 0, 0], 0.0)
-        with autocast(device.type):
-            velocity, written = dit.step(x, times, at, text_kv, cached)
-        return velocity.float(), written
-
-    known = 0 if prefix is None else prefix.shape[2]
-    done: list[Tensor] = []
-    inputs: list[Tensor] = []
-    for start in range(0, frames.shape[1], size):
-        at = frames[:, start : start + size]
-        if prefix is not None and start < known:
-            x = prefix[:, :, start : start + size]
-        else:
-            shape = (
-                len(text),
-                dit.model.in_channels,
-                size,
-                dit.stream.latent_height,
-                dit.stream.latent_width,
+        times = torch.full(conditions.frames.shape, 1000 * sigma, device=x.device)
+        if still is not None:
+            times = times.masked_fill(still[:, 0, :, 0, 0], 0.0)
+        inputs = x if conditions.table is None else torch.cat((x, conditions.table), 1)
+        with autocast(x.device.type):
+            velocity, cache = self.dit.step(
+                inputs, times, conditions.frames, self._text_kv, self._cache, conditions.camera
             )
-            x = torch.randn(shape, generator=generator, device=device)
-            still = None  # [B, 1, F, 1, 1] bool, True for the chunk's conditioning frames
-            if conditioned is not None and conditioning_latents is not None and start == 0:
-                still = torch.zeros(len(text), 1, size, 1, 1, dtype=torch.bool, device=device)
-                still[:, :, :1] = conditioned[:, None, None, None, None]
-                x = torch.where(still, conditioning_latents, x)
-            passes = []
-            for sigma, after in zip(sigmas, (*sigmas[1:], 0.0), strict=True):
-                passes.append(x)
-                velocity = run(x, sigma, at, cache, still)[0]
-                noise = torch.randn(shape, generator=generator, device=device)
-                moved = (1 - after) * (x - sigma * velocity) + after * noise
-                x = moved if still is None else torch.where(still, x, moved)
-            done.append(x)
-            if keep_inputs:
-                inputs.append(torch.stack(passes))
-        if start + size < frames.shape[1]:  # nothing would read the last chunk's
-            cache = run(x, 0.0, at, cache)[1]  # the context pass
-    return Rollout(torch.cat(done, dim=2), torch.cat(inputs, dim=3) if inputs else torch.empty(0))
+        return velocity.float(), cache
 
 
-def warped(count: int, shift: float, first: float = 1.0) -> tuple[float, ...]:
-    """Return ``count`` falling noise levels from ``first`` on, equal steps before the warp, without the last 0."""
-    steps = (first * (1 - i / count) for i in range(count))
+def roll_out(
+    dit: CausalDit, text: Tensor, frames: Tensor, sigmas: tuple[float, ...], generator: torch.Generator
+) -> Tensor:
+    """Return a stream's latents [B, C, frames, h, w] of one prompt a row; frames [B, whole chunks] int64."""
+    stream = LatentStream(dit, sigmas, generator, text)
+    chunks = frames.split(dit.stream.chunk_frames, dim=1)
+    return torch.cat([stream.make(Conditions(chunk))[-1] for chunk in chunks], dim=2)
+
+
+def warped(count: int, shift: float) -> tuple[float, ...]:
+    """Return ``count`` falling noise levels from 1 on, equal steps before the warp, without the last 0."""
+    steps = (1 - i / count for i in range(count))
     return tuple(shift * s / (1 + (shift - 1) * s) for s in steps)

@@ -13,7 +13,6 @@ both scores see, and nobody judges it: it has no part in the fake's loss, the gr
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
 import torch
@@ -23,9 +22,8 @@ from scripts.train_sample.causal_training import CausalDit
 from scripts.train_sample.distillation import TURNS, Distillation, texts_of
 from scripts.train_sample.guided_paths import Guided, chosen, frame_times, levels, predict_clean
 from scripts.train_sample.latent_pool import LAYOUTS, LatentPool
-from scripts.train_sample.optimizers import descend, make_optimizers
-from scripts.train_sample.progress import Run, autocast, step_generator
-from scripts.train_sample.rollout import roll_out
+from scripts.train_sample.progress import Run, autocast, descend, make_optimizers, step_generator
+from scripts.train_sample.rollout import Conditions, LatentStream
 from scripts.train_sample.train_dit import Conditioned, DitTraining, chunk_mask, layout_mask
 
 LEAST_DISTANCE = 0.02  # between student and teacher, per value: below it their difference is not scaled up
@@ -63,18 +61,16 @@ class SelfForcing:
         The networks; the fake score is trained here, its moments are not saved: they come back quickly.
     pool : LatentPool
         Prompts, what far rollouts stand on, and given frames.
-    options : argparse.Namespace
-        ``device``.
     """
 
     def __init__(
         self, run: Run, config: Distillation, teaching: DitTraining, teacher: Conditioned, student: CausalDit,
-        fake: CausalDit, pool: LatentPool, options: argparse.Namespace,
+        fake: CausalDit, pool: LatentPool,
     ) -> None:  # fmt: skip
         self.run, self.config, self.teacher = run, config, teacher
         self.student, self.fake, self.pool = student, fake, pool
         self.guided = Guided(teacher.dit, config.guidance)
-        self.device: str = options.device
+        self.device = pool.device
         self.size, self.given_share = teaching.stream.chunk_frames, teaching.given_share
         self.shift = teaching.shift
         self.fake_optimizers = make_optimizers(
@@ -94,15 +90,12 @@ class SelfForcing:
             )
         with autocast(self.device):
             text, null = texts_of(self.teacher, batch.ids)
-        prefix = batch.latents[:, :, : sequence.prefix] if sequence.prefix else None
+        prefix = batch.latents[:, :, : sequence.prefix]
         # Frames of a stream's beginning are 0, 1, ... for every row; a far window has its own.
         frames = batch.frames if sequence.prefix else self._beginning(sequence)
-        rolled = roll_out(
-            self.student, text, frames, self.config.sigmas, generator, prefix=prefix, keep_inputs=True,
-            conditioned=conditioned, conditioning_latents=batch.latents[:, :, :1],
-        )  # fmt: skip
-        latents = rolled.latents
-        clean = (latents if prefix is None else torch.cat((prefix, latents), dim=2))[:, :, :-size]
+        stream = LatentStream(self.student, self.config.sigmas, generator, text)
+        inputs, latents = rolled(stream, prefix, frames, batch.latents[:, :, :1], conditioned)
+        clean = torch.cat((prefix, latents), dim=2)[:, :, :-size]
         # What `fake`, `student` and the teacher take beside noisy chunks and times.
         behind = torch.cat((frames[:, :-size], frames[:, sequence.prefix :]), dim=1)
         shape = (sequence.rows, len(sequence.noisy))
@@ -120,7 +113,7 @@ class SelfForcing:
         which = torch.randint(0, self.config.passes, shape, generator=generator, device=self.device)
         with autocast(self.device):
             x0 = predict_clean(
-                self.student, clean, chosen(rolled.inputs, which, size), self.sigmas[which], text, behind,
+                self.student, clean, chosen(inputs, which, size), self.sigmas[which], text, behind,
                 sequence.mask, size, conditioned,
             )  # fmt: skip
             sigma = self._times(shape, self.config.score_least, self.config.score_most, generator)
@@ -151,18 +144,52 @@ class SelfForcing:
 
 def self_force(
     run: Run, config: Distillation, teaching: DitTraining, teacher: Conditioned, student: CausalDit, fake: CausalDit,
-    pool: LatentPool, options: argparse.Namespace,
+    pool: LatentPool,
 ) -> None:  # fmt: skip
     """Train the student until the run is finished."""
-    forcing = SelfForcing(run, config, teaching, teacher, student, fake, pool, options)
+    forcing = SelfForcing(run, config, teaching, teacher, student, fake, pool)
     for step in run.steps():
         turn = TURNS[step % len(TURNS)]
-        losses = forcing.take_step(turn, step_generator(options.device, options.seed + 5, step))
+        losses = forcing.take_step(turn, step_generator(pool.device, 5, step))
         run.log(
             10, len(TURNS), **{f"{n} {turn}": v for n, v in zip(("gap", "fake", "size"), losses, strict=True)}
         )
         if config.renew_every and step % config.renew_every == 0:
             pool.renew()
+
+
+def rolled(
+    stream: LatentStream, prefix: Tensor, frames: Tensor, first: Tensor, given: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Let a stream stand on some chunks and go on.
+
+    Parameters
+    ----------
+    stream : LatentStream
+        A new one.
+    prefix : Tensor
+        [B, C, K, h, w], the clean chunks that it stands on, or none (K = 0).
+    frames : Tensor
+        [B, K + M] int64, absolute numbers.
+    first, given
+        As `LatentStream.make` takes them for the first chunk that is made.
+
+    Returns
+    -------
+    inputs, latents : Tensor
+        [P, B, C, M, h, w], the input of each pass; [B, C, M, h, w], what was made.
+    """
+    size = stream.dit.stream.chunk_frames
+    numbers = [Conditions(part) for part in frames.split(size, dim=1)]
+    cached = prefix.shape[2] // size
+    for latents, conditions in zip(prefix.split(size, dim=2), numbers[:cached], strict=False):
+        stream.add(latents, conditions)
+    passes = [
+        stream.make(conditions, None if place else first, given)
+        for place, conditions in enumerate(numbers[cached:])
+    ]
+    *inputs, made = (torch.cat(parts, dim=2) for parts in zip(*passes, strict=True))
+    return torch.stack(inputs), made
 
 
 def sequence_of(turn: str, config: Distillation, teaching: DitTraining, device: str) -> Sequence:

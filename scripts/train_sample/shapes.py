@@ -48,7 +48,8 @@ BACKGROUNDS: dict[str, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
 }
 SIZES: dict[str, tuple[float, float]] = {"small": (8.5, 9.6), "medium": (12.0, 13.6), "large": (16.5, 19.5)}
 PULSE_DEPTH = 0.28
-COUNT_ODDS = (0.45, 0.35, 0.20)  # of one, two, three shapes
+COUNT_ODDS = (0.45, 0.35, 0.20)  # of one, two, three shapes, as they are judged
+MORE_SHAPES = (0.25, 0.35, 0.40)  # scenes of three shapes fail most, so more of them are trained on
 REACH = (1.0, 0.8 * math.sqrt(2), 1.25, 1.0)  # of each shape, in radii
 HELD_OUT_SHARE = 10  # one combination in ten is never trained on
 
@@ -208,23 +209,28 @@ def colour_table(device: torch.device | str) -> Tensor:
 
 def is_held_out(scenes: Scenes) -> Tensor:
     """Return [B] bool: the scene's combination of (colour, shape, motion) triples and background is held out."""
-    triple = (scenes.colour * len(SHAPES) + scenes.shape) * len(MOTIONS) + scenes.motion + 1
+    triple = (scenes.colour * len(SHAPES) + scenes.shape) * len(MOTIONS) + scenes.motion
     there = torch.arange(MOST, device=triple.device) < scenes.count[:, None]
-    triple = torch.where(there, triple, 0).sort(dim=1).values
-    base = len(COLOURS) * len(SHAPES) * len(MOTIONS) + 1
-    key = scenes.background
-    for i in range(MOST):
-        key = key * base + triple[:, i]
-    return combination_hash(key) % HELD_OUT_SHARE == 0
+    return held_out_combinations(torch.where(there, triple + 1, 0), scenes.background)
 
 
-def combination_hash(key: Tensor) -> Tensor:
-    """Return 32 mixed bits of int64 keys; `captions.held_out` does the same with Python integers."""
-    word = 0xFFFFFFFF
+def held_out_combinations(triples: Tensor, backgrounds: Tensor) -> Tensor:
+    """Return [B] bool for combinations, by a hash.
+
+    Parameters
+    ----------
+    triples : Tensor
+        [B, 3] int64 in any order, ``(colour * 4 + shape) * 5 + motion + 1``, 0 for a shape that is not there.
+    backgrounds : Tensor
+        [B] int64.
+    """
+    base, word, key = len(COLOURS) * len(SHAPES) * len(MOTIONS) + 1, 0xFFFFFFFF, backgrounds
+    for triple in triples.sort(dim=1).values.unbind(1):
+        key = key * base + triple
     key = (key * 2654435761) & word
     key = key ^ (key >> 15)
     key = (key * 2246822519) & word
-    return key ^ (key >> 13)
+    return (key ^ (key >> 13)) % HELD_OUT_SHARE == 0
 
 
 def _draw(count: int, generator: torch.Generator, device: str, count_odds: Sequence[float]) -> Scenes:

@@ -87,13 +87,11 @@ class SwitchPool:
         self.size, self.batch, self.students, self.texts = size, batch, students, texts
         self.sigmas, self.device, self.seed = sigmas, device, seed
         self.stream, model = students[0].stream, students[0].model
-        form = {"dtype": torch.bfloat16 if device.startswith("cuda") else torch.float32, "device": device}
-        frames, latent = (
-            CHUNKS * self.stream.chunk_frames,
-            (self.stream.latent_height, self.stream.latent_width),
-        )
-        self.latents = torch.zeros(size, model.in_channels, frames, *latent, **form)
-        self.text = torch.zeros(size, texts.tokens, model.text_dim, **form)
+        dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+        frames = CHUNKS * self.stream.chunk_frames
+        latent = (model.in_channels, frames, self.stream.latent_height, self.stream.latent_width)
+        self.latents = torch.zeros(size, *latent, dtype=dtype, device=device)
+        self.text = torch.zeros(size, texts.tokens, model.text_dim, dtype=dtype, device=device)
         self.written, self.orbits = 0, orbits
 
     @property
@@ -108,7 +106,7 @@ class SwitchPool:
         frames = torch.arange(CHUNKS * self.stream.chunk_frames, device=self.device).expand(self.batch, -1)
         generator = torch.Generator(self.device).manual_seed(seed)
         student = self.students[self.written // self.batch % len(self.students)]
-        latents = roll_out(student, text, frames, self.sigmas, generator).latents
+        latents = roll_out(student, text, frames, self.sigmas, generator)
         at = (torch.arange(self.batch, device=self.device) + self.written) % self.size
         self.latents[at], self.text[at] = latents.to(self.latents.dtype), text.to(self.text.dtype)
         self.written += self.batch

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from scripts.train_sample.causal_training import CausalDit, init_weights, sequence_mask
-from scripts.train_sample.latent_pool import CHUNKS, LAYOUTS, Batch, LatentPool, sequence_times
-from scripts.train_sample.optimizers import OPTIMIZERS
+from scripts.train_sample.latent_pool import LAYOUTS, Batch, LatentPool, sequence_times
 from scripts.train_sample.progress import (
+    MUON,
+    Options,
     Run,
     autocast,
     compile_layers,
@@ -24,8 +23,7 @@ from scripts.train_sample.progress import (
     read_ema,
     step_generator,
 )
-from scripts.train_sample.run_options import add_odds_option, add_run_options
-from scripts.train_sample.shapes import COUNT_ODDS, FPS, SIDE
+from scripts.train_sample.shapes import FPS, MORE_SHAPES, SIDE
 from scripts.train_sample.text import encode, make_encoder, make_tokenizer, text_config
 from scripts.train_sample.train_vae import FrozenVae
 from seko_export.config.model import ModelConfig
@@ -33,6 +31,8 @@ from seko_export.config.stream import StreamConfig
 
 SAMPLE_MODEL = ModelConfig("sample", layers=8, dim=256, heads=2, ffn_dim=640, text_dim=128, text_tokens=48)
 SAMPLE_STREAM = StreamConfig(SIDE, SIDE, chunk_frames=3, sink_frames=3, ring_frames=9, fps=FPS)
+STEPS = 92_000
+TURNS = ("start", "window", "first")  # layouts of the steps
 END_ID = 1  # `</s>`, all that an empty caption holds
 
 
@@ -48,8 +48,6 @@ class DitTraining:
         Of the text encoder.
     batches : dict of str to int
         Batch of each layout of `latent_pool`.
-    turns : tuple of str
-        Layouts of the steps, in turn.
     pool, renew_every : int
         Samples held; steps between two renewals (0: never).
     learning_rate, ema_decay, shift : float
@@ -61,17 +59,14 @@ class DitTraining:
         like that, and the target stays clean, so errors are repaired instead of carried on.
     given_share : float
         Share of the streams' beginnings whose first latent frame is given, clean and at time 0: a start image.
-    optimizer : str
-        One of `optimizers.OPTIMIZERS`.
     count_odds : tuple of float
-        Of scenes with one, two and three shapes, as `shapes.draw_scenes` takes them: more of those that fail.
+        Of scenes with one, two and three shapes, as `shapes.draw_scenes` takes them.
     """
 
     model: ModelConfig = SAMPLE_MODEL
     stream: StreamConfig = SAMPLE_STREAM
     text_layers: int = 3
     batches: dict[str, int] = field(default_factory=lambda: {"start": 96, "window": 96, "first": 512})
-    turns: tuple[str, ...] = ("start", "window", "first")
     pool: int = 8192
     renew_every: int = 16
     learning_rate: float = 1.2e-3
@@ -80,19 +75,18 @@ class DitTraining:
     text_dropout: float = 0.12
     context_noise: float = 0.12
     given_share: float = 0.15
-    optimizer: str = "adamw"
-    count_odds: tuple[float, ...] = COUNT_ODDS
+    count_odds: tuple[float, ...] = MORE_SHAPES
 
 
 class Conditioned(nn.Module):
     """DiT and text encoder, trained as one."""
 
-    def __init__(self, config: DitTraining, seed: int) -> None:
+    def __init__(self, config: DitTraining) -> None:
         super().__init__()
         self.dit = CausalDit(config.model, config.stream)
-        init_weights(self.dit, seed)
+        init_weights(self.dit, 0)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(0)
             self.text = make_encoder(text_config(config.model.text_dim, config.text_layers))
 
 
@@ -143,7 +137,11 @@ def layout_mask(layout: str, stream: StreamConfig, device: str) -> Tensor:
 
 
 def chunk_mask(
-    clean: tuple[int, ...], noisy: tuple[int, ...], stream: StreamConfig, device: str, first: int = 0
+    clean: tuple[int, ...],
+    noisy: tuple[int, ...],
+    stream: StreamConfig,
+    device: torch.device | str,
+    first: int = 0,
 ) -> Tensor:
     """Return the mask of a sequence of clean and noisy chunks; all but chunk 0 begin at chunk ``first``."""
     size = stream.chunk_frames
@@ -170,35 +168,33 @@ def train(
     folder: Path,
     encode_video: Callable[[Tensor], Tensor],
     steps: int,
-    options: argparse.Namespace,
+    options: Options,
 ) -> Run:
     """Train, or go on training; return the run, saved."""
-    device: str = options.device
-    both = Conditioned(config, options.seed).to(device)
-    run = Run(
-        folder, both, config.learning_rate, config.ema_decay, steps, resume=options.resume, optimizer=config.optimizer
-    )  # fmt: skip
+    device = options.device
+    both = Conditioned(config).to(device)
+    run = Run(folder, both, config.learning_rate, config.ema_decay, steps, optimizer=MUON)
     if run.finished:
         return run
     run.facts["training"] = dataclasses.asdict(config)
     # Another seed after a resume where samples are renewed: more variety, at the price of exact repetition.
-    pool_seed = options.seed + (run.step if config.renew_every else 0)
+    pool_seed = run.step if config.renew_every else 0
     pool = LatentPool(
         config.pool, config.stream, encode_video, make_tokenizer(), config.model.text_tokens, device, pool_seed,
         count_odds=config.count_odds,
     )  # fmt: skip
     masks = {name: layout_mask(name, config.stream, device) for name in LAYOUTS}
-    compile_layers(both.dit.blocks, options.compile)
+    compile_layers(both.dit.blocks, options)
     for step in run.steps():
-        layout = config.turns[step % len(config.turns)]
-        generator = step_generator(device, options.seed, step)
+        layout = TURNS[step % len(TURNS)]
+        generator = step_generator(device, 0, step)
         batch = pool.draw(layout, config.batches[layout], generator)
         ids = drop_captions(batch.ids, config.text_dropout, generator)
         with autocast(device):
             text = encode(both.text, ids).float()
             loss = flow_loss(both.dit, batch, layout, text, masks[layout], config, generator)
         run.descend(loss)
-        run.log(every=10, turns=len(config.turns), **{layout: loss})
+        run.log(every=10, turns=len(TURNS), **{layout: loss})
         if config.renew_every and step % config.renew_every == 0:
             pool.renew()
     return run
@@ -212,34 +208,20 @@ def load_teacher(folder: Path, device: str) -> tuple[Conditioned, DitTraining]:
         ModelConfig(**training["model"]),
         StreamConfig(**training["stream"]),
     )
-    training |= {name: tuple(training[name]) for name in ("turns", "count_odds") if name in training}
+    training["count_odds"] = tuple(training["count_odds"])
     config = DitTraining(**training)
-    both = Conditioned(config, 0).to(device).requires_grad_(False).eval()
+    both = Conditioned(config).to(device).requires_grad_(False).eval()
     fill(dict(both.named_parameters()), weights)
     return both, config
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Train the teacher and end in one JSON line."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    add_run_options(parser, steps=92_000)
-    parser.add_argument("--vae", type=Path, required=True, help="folder of the VAE's run")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=DitTraining.optimizer)
-    add_odds_option(parser)
-    options = parser.parse_args(arguments)
-    config = DitTraining(optimizer=options.optimizer, count_odds=options.count_odds)
+def stage(folder: Path, vae: Path, options: Options) -> dict[str, Any]:
+    """Train the teacher on the latents of a run's VAE."""
+    config = DitTraining()
     if options.rehearse:
         small = dataclasses.replace(SAMPLE_MODEL, layers=1, dim=32, ffn_dim=32, text_dim=32)
         config = dataclasses.replace(
             config, model=small, text_layers=1, pool=8, renew_every=5, batches={"start": 2, "window": 2, "first": 4}
         )  # fmt: skip
-    vae = FrozenVae(options.vae, options.device)
-    run = train(config, options.folder, vae.encode, options.steps, options)
-    parameters = sum(p.numel() for p in run.parameters.values())
-    print(json.dumps({"stage": "dit", "step": run.step, "seconds": round(run.seconds, 1),
-                      "parameters": parameters, "chunks": CHUNKS}))  # fmt: skip
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    encode_video = FrozenVae(vae, options.device).encode
+    return train(config, folder, encode_video, options.steps(STEPS), options).report()

@@ -13,28 +13,34 @@ but prompt and noise decides what is shown, and there a student was ten times fu
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from scripts.train_sample.causal_training import CausalDit
-from scripts.train_sample.optimizers import OPTIMIZERS
-from scripts.train_sample.progress import Run, autocast, compile_layers, fill, read_ema, step_generator
+from scripts.train_sample.progress import (
+    MUON,
+    Options,
+    Renewals,
+    Run,
+    autocast,
+    compile_layers,
+    fill,
+    read_ema,
+    step_generator,
+)
 from scripts.train_sample.rollout import warped
-from scripts.train_sample.run_options import add_run_options
-from scripts.train_sample.shipped import CHECKPOINT, PASSES, SAMPLE, SHIFT, load_student, write_checkpoint
+from scripts.train_sample.shipped import CHECKPOINT, PASSES, SHIFT, load_student, write_checkpoint
 from scripts.train_sample.switch_pool import CHUNKS, SWITCHES, SwitchBatch, SwitchPool
 from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_dit import chunk_mask
 from seko_export.config.stream import StreamConfig
 
+STEPS = 3700
 CLEAN, NOISY = tuple(range(CHUNKS - 1)), tuple(range(CHUNKS))
 
 
@@ -54,8 +60,6 @@ class SwitchTraining:
         Peak rate; EMA; half of the samples see clean frames with up to this share of noise.
     own_from : float
         Share of the run after which chunks may be the model's own.
-    optimizer : str
-        One of `optimizers.OPTIMIZERS`.
     orbits : float
         See `switch_pool.draw_captions`.
     first_weight : float
@@ -73,7 +77,6 @@ class SwitchTraining:
     ema_decay: float = 0.997
     context_noise: float = 0.1
     own_from: float = 0.2
-    optimizer: str = "muon"
     orbits: float = 0.0
     first_weight: float = 3.0
     beginnings: int = 64
@@ -197,50 +200,58 @@ def beginning_loss(
     frames = torch.arange(size, device=device).expand(rows, -1)
     mask = chunk_mask((), (0,), student.stream, device)
     with torch.no_grad():
-        wanted = teacher(latents[:, :, :0], x, 1000 * sigma, text, frames, mask)
-    velocity = student(latents[:, :, :0], x, 1000 * sigma, text, frames, mask)
+        wanted: Tensor = teacher(latents[:, :, :0], x, 1000 * sigma, text, frames, mask)
+    velocity: Tensor = student(latents[:, :, :0], x, 1000 * sigma, text, frames, mask)
     return (velocity.float() - wanted.float()).square().mean()
 
 
-def train(config: SwitchTraining, options: argparse.Namespace) -> Run:
-    """Train for ``options.steps``, or go on; return the run, saved."""
-    device: str = options.device
-    layers = 1 if options.rehearse else None
-    torch.manual_seed(options.seed)
+def train(
+    config: SwitchTraining, folder: Path, sample: Path, begin: Path | None, seed: int, options: Options
+) -> Run:
+    """Train, or go on training; return the run, saved.
+
+    Parameters
+    ----------
+    config : SwitchTraining
+        Its settings.
+    folder, sample : Path
+        Of the run; of the sample that is the teacher.
+    begin : Path or None
+        Folder of an earlier part, whose student goes on.
+    seed : int
+        Of streams and noise.
+    options : Options
+        How stages run.
+    """
+    device, layers = options.device, 1 if options.rehearse else None
+    torch.manual_seed(seed)
     torch.backends.cudnn.benchmark = True
-    begin = options.begin / CHECKPOINT if options.begin else None
+    begun = None if begin is None else begin / CHECKPOINT
 
     def student_of(checkpoint: Path | None) -> CausalDit:
-        return load_student(options.sample, device, layers, checkpoint)
+        return load_student(sample, device, layers, checkpoint)
 
     # Those that make the pool are not compiled: a cache of each length would be.
-    maker, newest = (student_of(checkpoint).requires_grad_(False).eval() for checkpoint in (None, begin))
-    student, teacher = student_of(begin), student_of(None).requires_grad_(False).eval()
+    maker, newest = (student_of(checkpoint).requires_grad_(False).eval() for checkpoint in (None, begun))
+    student, teacher = student_of(begun), student_of(None).requires_grad_(False).eval()
     sigmas, views = warped(PASSES, SHIFT), views_of(student.stream, device)
-    run = Run(
-        options.folder, student, options.rate or config.learning_rate, config.ema_decay, options.steps,
-        resume=options.resume, optimizer=config.optimizer,
-    )  # fmt: skip
+    steps = options.steps(STEPS)
+    run = Run(folder, student, config.learning_rate, config.ema_decay, steps, optimizer=MUON)
     if run.finished:
         return run
     run.facts["training"] = dataclasses.asdict(config)
-    if options.begin:
-        run.facts["began_from"] = read_ema(options.begin)[1]
+    if begin is not None:
+        run.facts["began_from"] = read_ema(begin)[1]
     # Half of the streams are the trained student's, so that it learns how to go on from what it makes.
-    texts = PromptTexts(options.sample, device)
+    texts = PromptTexts(sample, device)
     pool = SwitchPool(
-        config.pool, config.pool_batch, (maker, newest), texts, sigmas, device, options.seed, config.orbits
+        config.pool, config.pool_batch, (maker, newest), texts, sigmas, device, seed, config.orbits
     )
-    began = time.monotonic()
-    while pool.written < pool.size:
-        pool.renew()
-    wait(device)
-    renewal_s = (time.monotonic() - began) * config.pool_batch / pool.size
+    renewals = Renewals(pool, config.renewal_share, device)
     for network in (student, teacher):
-        compile_layers(network.blocks, options.compile)
-    renewals = 0
+        compile_layers(network.blocks, options)
     for step in run.steps():
-        generator = step_generator(device, options.seed, step)
+        generator = step_generator(device, seed, step)
         own = step % 2 == 1 and (begin is not None or run.share() > config.own_from)
         with autocast(device):
             drawn = pool.draw(config.batch, config.kept, generator)
@@ -249,47 +260,18 @@ def train(config: SwitchTraining, options: argparse.Namespace) -> Run:
             beginning = beginning_loss(student, teacher, latents, text, sigmas, generator)
         run.descend(losses["loss"] + beginning)
         run.log(10, 1, **losses, beginning=beginning)
-        if renewals * renewal_s < config.renewal_share * run.seconds:
+        if renewals.due(run):
             fill(dict(newest.named_parameters()), run.ema)
             pool.renew()
-            renewals += 1
     return run
 
 
-def wait(device: str) -> None:
-    """Wait for the device, so that the clock sees its work."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Teach a sample to follow switches, write the weights, and end in one JSON line."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    add_run_options(parser, steps=3700)
-    parser.add_argument(
-        "--sample", type=Path, default=SAMPLE, help="folder of the sample that is the teacher"
-    )
-    parser.add_argument("--begin", type=Path, help="folder of an earlier part to go on from")
-    parser.add_argument("--rate", type=float, help="peak learning rate")
-    parser.add_argument(
-        "--kept", type=int, default=SwitchTraining.kept, help="samples of a step without a switch, of 64"
-    )
-    parser.add_argument(
-        "--orbits",
-        type=float,
-        default=SwitchTraining.orbits,
-        help="share of scenes where one figure is made to orbit",
-    )
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=SwitchTraining.optimizer)
-    options = parser.parse_args(arguments)
-    config = SwitchTraining(optimizer=options.optimizer, kept=options.kept, orbits=options.orbits)
+def stage(
+    folder: Path, sample: Path, config: SwitchTraining, options: Options, *, begin: Path | None, seed: int
+) -> dict[str, Any]:
+    """Teach a sample to follow switches, and write the weights."""
     if options.rehearse:
         config = dataclasses.replace(config, batch=3, kept=1, pool=4, pool_batch=2, beginnings=2)
-    run = train(config, options)
-    write_checkpoint(options.folder / CHECKPOINT, run.ema)
-    print(json.dumps({"stage": "switch", "step": run.step, "seconds": round(run.seconds, 1)}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    run = train(config, folder, sample, begin, seed, options)
+    write_checkpoint(folder / CHECKPOINT, run.ema)
+    return run.report()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from scripts.train_sample.captions import describe
 from scripts.train_sample.judge import judge, summary
 from scripts.train_sample.progress import (
+    Options,
     Run,
     autocast,
     compile_layers,
@@ -26,12 +26,13 @@ from scripts.train_sample.progress import (
     read_ema,
     step_generator,
 )
-from scripts.train_sample.run_options import add_run_options
-from scripts.train_sample.shapes import SIDE, draw_scenes, render
+from scripts.train_sample.shapes import draw_scenes, render
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.layers import FrameCaches, RmsNorm
 from seko_export.media.wan_vae.modules import Decoder, Encoder
 
+STEPS = 3200
+MEASURED_CLIPS, MEASURED_FRAMES = 64, 33
 _ORDER = torch.channels_last_3d  # of activations and kernels: what the layers work in
 
 
@@ -48,8 +49,6 @@ class VaeTraining:
         clips, and what they teach stays, since the taps that look back in time start at zero.
     clips : tuple of (int, int)
         Video frames and batch of each kind of step after that, taken in turn.
-    crop : int
-        Pixels of the square that is trained on, a multiple of 8; 96 is the whole frame.
     learning_rate, ema_decay, edge_weight, kl_weight : float
         Peak rate; EMA; weight of the differences between neighbouring pixels; weight of the KL term, a mean over
         latent numbers as the pixel terms are over pixels.
@@ -59,7 +58,6 @@ class VaeTraining:
     images: int = 96
     image_share: float = 0.3
     clips: tuple[tuple[int, int], ...] = ((9, 16), (9, 16), (25, 6))
-    crop: int = SIDE
     learning_rate: float = 1e-3
     ema_decay: float = 0.995
     edge_weight: float = 0.5
@@ -137,16 +135,14 @@ class FrozenVae:
             return self.vae.decode(latents * self.std + self.mean).clamp(-1, 1)
 
 
-def _read_vae(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read_vae(folder: Path) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
     """Return weights as float32, and ``base_dim``, ``latents_mean`` and ``latents_std``, of a run or a sample."""
     config = folder / "config.json"
     if config.is_file():
-        weights = load_file(folder / "vae.safetensors")
-        return {n: t.float() for n, t in weights.items()}, json.loads(config.read_text(encoding="utf-8"))[
-            "vae"
-        ]
-    weights, facts = read_ema(folder)
-    return weights, facts | {"base_dim": facts["training"]["base_dim"]}
+        weights = {name: t.float() for name, t in load_file(folder / "vae.safetensors").items()}
+        return weights, json.loads(config.read_text(encoding="utf-8"))["vae"]
+    ema, facts = read_ema(folder)
+    return ema, facts | {"base_dim": facts["training"]["base_dim"]}
 
 
 def init_vae(vae: Vae, seed: int) -> None:
@@ -176,26 +172,28 @@ def order_weights(vae: Vae) -> None:
             p.data = p.data.contiguous(memory_format=_ORDER)
 
 
-def train(config: VaeTraining, folder: Path, steps: int, options: argparse.Namespace) -> Run:
+def train(config: VaeTraining, folder: Path, steps: int, options: Options) -> Run:
     """Train, or go on training; return the run, saved."""
     device = options.device
     torch.backends.cudnn.benchmark = True
     vae = Vae(config.vae)
-    init_vae(vae, options.seed)
+    init_vae(vae, 0)
     order_weights(vae.to(device))
-    run = Run(folder, vae, config.learning_rate, config.ema_decay, steps, resume=options.resume)
+    run = Run(folder, vae, config.learning_rate, config.ema_decay, steps)
     run.facts["training"] = dataclasses.asdict(config)
     # Norms are half of the kernels that eager launches; whole blocks carry a list of caches, so they stay eager.
-    compile_layers((m for m in vae.modules() if isinstance(m, RmsNorm)), options.compile, dynamic=True)
+    compile_layers((m for m in vae.modules() if isinstance(m, RmsNorm)), options, dynamic=True)
     for step in run.steps():
         frames, batch = config.clips[step % len(config.clips)]
         if run.share() < config.image_share:
             frames, batch = 1, config.images
-        video = draw_clips(batch, frames, config.crop, device, options.seed, step)
-        generator = step_generator(device, options.seed, step)
-        shape = (batch, config.vae.z_dim, (frames + 3) // 4, config.crop // 8, config.crop // 8)
+        video = draw_clips(batch, frames, device, 0, step)
+        stride = config.vae.spatial_stride
+        sides = (side // stride for side in video.shape[-2:])
+        shape = (batch, config.vae.z_dim, (frames + 3) // config.vae.temporal_stride, *sides)
+        noise = torch.randn(shape, generator=step_generator(device, 0, step), device=device)
         with autocast(device):
-            seen, mean, spread = vae(video, torch.randn(shape, generator=generator, device=device))
+            seen, mean, spread = vae(video, noise)
         error = seen - video
         squared, kl = error.square().mean(), 0.5 * (mean.square() + spread.exp() - 1 - spread).mean()
         # Small shapes are told apart by their corners, of which a mean over pixels knows little.
@@ -205,74 +203,54 @@ def train(config: VaeTraining, folder: Path, steps: int, options: argparse.Names
     return run
 
 
-def draw_clips(batch: int, frames: int, crop: int, device: str, seed: int, step: int) -> Tensor:
-    """Return fresh training clips [B, 3, frames, crop, crop], each from somewhere in its stream."""
+def draw_clips(batch: int, frames: int, device: str, seed: int, step: int) -> Tensor:
+    """Return fresh training clips [B, 3, frames, 96, 96], each from somewhere in its stream."""
     generator = step_generator(device, seed + 1, step)
     scenes = draw_scenes(batch, seed * 1_000_003 + 7_000_000 + step, device)
     start = torch.randint(0, 20_000, (batch, 1), generator=generator, device=device)
-    video = render(scenes, start + torch.arange(frames, device=device))
-    top, left = torch.randint(
-        0, SIDE - crop + 1, (2,), generator=torch.Generator().manual_seed(step)
-    ).tolist()
-    return video[..., top : top + crop, left : left + crop]
+    return render(scenes, start + torch.arange(frames, device=device))
 
 
 @torch.no_grad()
-def measure(
-    vae: Vae, weights: dict[str, Tensor], device: str, clips: int, frames: int, crop: int
-) -> dict[str, Any]:
+def measure(vae: Vae, weights: dict[str, Tensor], device: str, clips: int, frames: int) -> dict[str, Any]:
     """Measure EMA weights: statistics of latents of training scenes, PSNR on held-out ones.
 
     Returns
     -------
     dict
         ``latents_mean``, ``latents_std`` (a list a channel), ``psnr`` in dB (the mean over clips) and ``psnr_worst``;
-        ``seen``, what the judge sees in whole reconstructed frames: no stream can do better than that.
+        ``seen``, what the judge sees in reconstructed clips: no stream can do better than that.
     """
     fill(dict(vae.named_parameters()), weights)
     vae.eval()
     moments, psnr, verdicts = [], [], []
     for index in range(clips):
-        video = draw_clips(1, frames, crop, device, 1, index)
+        video = draw_clips(1, frames, device, 1, index)
         with autocast(device):
             moments.append(vae.encode(video)[0].transpose(0, 1).flatten(1))
     for index in range(clips):
         scene = draw_scenes(1, 90_000_000 + index, device, held_out=True)
-        video = render(scene, 1000 + torch.arange(frames, device=device))[..., :crop, :crop]
+        video = render(scene, 1000 + torch.arange(frames, device=device))
         with autocast(device):
             seen = vae.decode(vae.encode(video)[0]).clamp(-1, 1)
         psnr.append(10 * math.log10(4 / max(1e-10, float(F.mse_loss(seen, video)))))
-        if crop == SIDE:
-            verdicts.append(judge(seen[0].float(), describe(scene)[0]))
+        verdicts.append(judge(seen[0].float(), describe(scene)[0]))
     latents = torch.cat(moments, dim=1)
     return {
         "latents_mean": latents.mean(1).tolist(),
         "latents_std": latents.std(1).clamp_min(1e-4).tolist(),
         "psnr": sum(psnr) / len(psnr),
         "psnr_worst": min(psnr),
-        **({"seen": summary(verdicts)} if verdicts else {}),
+        "seen": summary(verdicts),
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Train the VAE, measure it, and end in one JSON line."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    add_run_options(parser, steps=3200)
-    parser.add_argument("--measure-clips", type=int, default=64)
-    options = parser.parse_args(arguments)
-    config = VaeTraining()
+def stage(folder: Path, options: Options) -> dict[str, Any]:
+    """Train the VAE and measure it."""
+    config, clips = VaeTraining(), MEASURED_CLIPS
     if options.rehearse:
-        config, options.measure_clips = VaeTraining(base_dim=2, images=4, clips=((5, 1),)), 1
-    run = train(config, options.folder, options.steps, options)
-    figures = measure(
-        Vae(config.vae).to(options.device), run.ema, options.device, options.measure_clips, 33, config.crop
-    )
-    run.facts |= figures
+        config, clips = VaeTraining(base_dim=2, images=4, clips=((5, 1),)), 1
+    run = train(config, folder, options.steps(STEPS), options)
+    run.facts |= measure(Vae(config.vae).to(options.device), run.ema, options.device, clips, MEASURED_FRAMES)
     run.save()
-    print(json.dumps({"stage": "vae", "step": run.step, "seconds": round(run.seconds, 1),
-                      "psnr": figures["psnr"], "psnr_worst": figures["psnr_worst"]}))  # fmt: skip
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return run.report() | {name: run.facts[name] for name in ("psnr", "psnr_worst", "seen")}

@@ -7,29 +7,33 @@ model's own: a stream then repairs its small errors instead of carrying them on.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from scripts.train_sample.camera_dit import CameraDit, begin, to_checkpoint
-from scripts.train_sample.judge_world import draw_world_sheet, judge_world
-from scripts.train_sample.optimizers import OPTIMIZERS
-from scripts.train_sample.progress import Run, autocast, compile_layers, fill, step_generator
+from scripts.train_sample.judge_world import FOCAL_LENGTH, draw_world_sheet, judge_world
+from scripts.train_sample.progress import (
+    MUON,
+    Options,
+    Renewals,
+    Run,
+    autocast,
+    compile_layers,
+    fill,
+    step_generator,
+)
 from scripts.train_sample.rollout import warped
-from scripts.train_sample.run_options import add_run_options
 from scripts.train_sample.shapes import FPS, SIDE
 from scripts.train_sample.shipped import CHECKPOINT, CONFIG, PASSES, REPORT, SAMPLE, SHIFT, write_checkpoint
 from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_dit import chunk_mask
-from scripts.train_sample.train_switch import wait
 from scripts.train_sample.train_vae import FrozenVae
 from scripts.train_sample.world_pool import CHUNKS, WorldBatch, WorldPool
 from seko_export.config.schedule import Schedule
@@ -41,7 +45,7 @@ WORLD_MODEL = LingbotModel("world", layers=6, dim=256, heads=2, ffn_dim=640, tex
 WORLD_STREAM = StreamConfig(SIDE, SIDE, chunk_frames=3, sink_frames=3, ring_frames=9, fps=FPS)
 SOURCE_LAYERS = (0, 1, 2, 4, 6, 7)  # of the sample's eight
 CLEAN, NOISY = tuple(range(CHUNKS - 1)), tuple(range(CHUNKS))
-FOCAL_LENGTH = 500.0  # pixels, as the keyboard's camera has it
+STEPS = 2800
 SHEET = "walks.png"
 LONG, SHORT = {"walks": 100, "chunks": 6, "long_chunks": 40}, {"walks": 2, "chunks": 2, "long_chunks": 3}
 
@@ -66,8 +70,6 @@ class WorldTraining:
         Share of walks that change their look.
     own_from : float
         Share of the run after which clean chunks may be the model's own.
-    optimizer : str
-        One of `optimizers.OPTIMIZERS`.
     """
 
     model: LingbotModel = WORLD_MODEL
@@ -82,7 +84,6 @@ class WorldTraining:
     context_noise: float = 0.1
     switched: float = 0.4
     own_from: float = 0.33
-    optimizer: str = "muon"
 
     @property
     def sigmas(self) -> tuple[float, ...]:
@@ -143,41 +144,31 @@ def world_loss(
     return (missed * batch.judged).sum() / batch.judged.sum()
 
 
-def train(config: WorldTraining, options: argparse.Namespace, vae: FrozenVae, texts: PromptTexts) -> Run:
-    """Train for ``options.steps``, or go on; return the run, saved."""
-    device: str = options.device
+def train(config: WorldTraining, folder: Path, options: Options, vae: FrozenVae, texts: PromptTexts) -> Run:
+    """Train, or go on training; return the run, saved."""
+    device = options.device
     dit = CameraDit(config.model, config.stream)
-    weights = load_file(options.sample / CHECKPOINT)
-    begin(dit, options.seed, {name: t.float() for name, t in weights.items()}, config.source_layers)
+    weights = {name: t.float() for name, t in load_file(SAMPLE / CHECKPOINT).items()}
+    begin(dit, 0, weights, config.source_layers)
     dit.to(device)
-    run = Run(
-        options.folder, dit, options.rate or config.learning_rate, config.ema_decay, options.steps,
-        resume=options.resume, optimizer=config.optimizer,
-    )  # fmt: skip
+    steps = options.steps(STEPS)
+    run = Run(folder, dit, config.learning_rate, config.ema_decay, steps, optimizer=MUON)
     if run.finished:
         return run
     run.facts["training"] = dataclasses.asdict(config)
     mask = chunk_mask(CLEAN, NOISY, config.stream, device)
-    pool = WorldPool(
-        config.pool, config.pool_batch, config.stream, vae, texts, device, options.seed, config.switched
-    )
-    began = time.monotonic()
-    while pool.written < pool.size:
-        pool.renew()
-    wait(device)
-    renewal_s = (time.monotonic() - began) * config.pool_batch / pool.size
-    compile_layers(dit.blocks, options.compile)
-    renewals = 0
+    pool = WorldPool(config.pool, config.pool_batch, config.stream, vae, texts, device, 0, config.switched)
+    renewals = Renewals(pool, config.renewal_share, device)
+    compile_layers(dit.blocks, options)
     for step in run.steps():
-        generator = step_generator(device, options.seed, step)
+        generator = step_generator(device, 0, step)
         own = step % 2 == 1 and run.share() > config.own_from
         with autocast(device):
             loss = world_loss(dit, pool.draw(config.batch, generator), mask, config, generator, own)
         run.descend(loss)
         run.log(10, 2, **{"own" if own else "clean": loss})
-        if renewals * renewal_s < config.renewal_share * run.seconds:
+        if renewals.due(run):
             pool.renew()
-            renewals += 1
     return run
 
 
@@ -207,33 +198,21 @@ def write_sample(folder: Path, run: Run, config: WorldTraining) -> None:
     (folder / CONFIG).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Train the world sample, write it, judge it, and end in one JSON line."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    add_run_options(parser, steps=2800)
-    parser.add_argument("--sample", type=Path, default=SAMPLE, help="folder of the sample that it begins as")
-    parser.add_argument("--rate", type=float, help="peak learning rate")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=WorldTraining.optimizer)
-    options = parser.parse_args(arguments)
-    config, device = WorldTraining(optimizer=options.optimizer), options.device
+def stage(folder: Path, options: Options) -> dict[str, Any]:
+    """Train the world sample, write it and judge it."""
+    config, device = WorldTraining(), options.device
     if options.rehearse:
         small = dataclasses.replace(WORLD_MODEL, layers=1)
         config = dataclasses.replace(config, model=small, source_layers=(0,), batch=2, pool=2, pool_batch=1)
-    torch.manual_seed(options.seed)
+    torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
-    vae, texts = FrozenVae(options.sample, device), PromptTexts(options.sample, device)
-    run = train(config, options, vae, texts)
-    write_sample(options.folder, run, config)
+    vae, texts = FrozenVae(SAMPLE, device), PromptTexts(SAMPLE, device)
+    run = train(config, folder, options, vae, texts)
+    write_sample(folder, run, config)
     judged = CameraDit(config.model, config.stream).to(device).requires_grad_(False).eval()
     fill(dict(judged.named_parameters()), run.ema)
-    shown = {"chunks": 2, "keys": ("w", "d", "l")} if options.rehearse else {"chunks": 6}
-    draw_world_sheet(options.folder / SHEET, judged, vae, texts, config.sigmas, device, **shown)
     size = SHORT if options.rehearse else LONG
+    draw_world_sheet(folder / SHEET, judged, vae, texts, config.sigmas, device, chunks=size["chunks"])
     report = judge_world(judged, vae, texts, config.sigmas, device, **size)
-    (options.folder / REPORT).write_text(json.dumps(report) + "\n", encoding="utf-8")
-    print(json.dumps({"stage": "world", "step": run.step, "seconds": round(run.seconds, 1), **report}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    (folder / REPORT).write_text(json.dumps(report) + "\n", encoding="utf-8")
+    return run.report() | report

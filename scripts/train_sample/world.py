@@ -128,7 +128,8 @@ def render(worlds: Worlds, views: Tensor) -> Tensor:
     odd = torch.remainder(u.floor() + v.floor(), 2).bool()
     u, v = ((coordinate - coordinate.floor() - 0.5) * period for coordinate in (u, v))
     radius = worlds.radius[:, None, None, None]
-    away = torch.where(odd, *(signed_distance(u, -v, radius, worlds.shape[:, kind]) for kind in (1, 0)))
+    first_away, second_away = (signed_distance(u, -v, radius, worlds.shape[:, kind]) for kind in (0, 1))
+    away = torch.where(odd, second_away, first_away)
     alpha = (0.5 - away * zoom).clamp(0, 1)[:, None]  # [B, 1, T, 96, 96]
     rgb = colour_table(device)[worlds.colour]  # [B, 2, 3]
     first, second = (rgb[:, kind, :, None, None, None] for kind in (0, 1))

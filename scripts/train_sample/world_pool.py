@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -49,6 +49,10 @@ class Walks:
     after: Worlds
     switch: Tensor
     poses: Tensor
+
+    def switching_at(self, chunk: int) -> Walks:
+        """Return the same walks, all of which change their look with one chunk."""
+        return replace(self, switch=torch.full_like(self.switch, chunk))
 
     def video(self, chunk_frames: int, look: Worlds | None = None) -> Tensor:
         """Return [B, 3, 4F - 3, 96, 96], all in one look if that is given."""
@@ -153,11 +157,15 @@ class WorldPool:
         self.size, self.batch, self.stream, self.vae, self.texts = size, batch, stream, vae, texts
         self.device, self.seed, self.switched = device, seed, switched
         frames, latent = CHUNKS * stream.chunk_frames, (stream.latent_height, stream.latent_width)
-        form = {"dtype": torch.bfloat16 if device.startswith("cuda") else torch.float32, "device": device}
-        self.latents = torch.zeros(size, LATENT_CHANNELS, frames, *latent, **form)
-        self.rows = torch.zeros(size, LATENT_CHANNELS, OWN_ROWS, *latent, **form)
+        dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(size, *shape, dtype=dtype, device=device)
+
+        self.latents = zeros(LATENT_CHANNELS, frames, *latent)
+        self.rows = zeros(LATENT_CHANNELS, OWN_ROWS, *latent)
         self.poses = torch.zeros(size, frames, 3, 4, device=device)
-        self.text = torch.zeros(size, texts.tokens, texts.encoder.config.d_model, **form)
+        self.text = zeros(texts.tokens, texts.encoder.config.d_model)
         self.switch = torch.zeros(size, dtype=torch.int64, device=device)
         self.written = 0
         self.tail = torch.empty(0)

@@ -15,12 +15,12 @@ from scripts.train_sample.distillation import TURNS, Distillation
 from scripts.train_sample.guided_paths import predict_clean
 from scripts.train_sample.latent_pool import LatentPool
 from scripts.train_sample.progress import Run
-from scripts.train_sample.rollout import roll_out, warped
-from scripts.train_sample.self_forcing import SelfForcing, sequence_of
+from scripts.train_sample.rollout import LatentStream, warped
+from scripts.train_sample.self_forcing import SelfForcing, rolled, sequence_of
 from scripts.train_sample.text import make_tokenizer
 from scripts.train_sample.train_dit import Conditioned
 from tests.support.tolerances import ORACLE, relative_error
-from tests.train_sample.test_training import MICRO, averaging_encoder, options
+from tests.train_sample.test_training import MICRO, averaging_encoder
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 
 pytestmark = pytest.mark.slow
@@ -42,13 +42,13 @@ def drawn_dit(seed: int) -> CausalDit:
 def forcing(folder: Path, share: float) -> SelfForcing:
     """Return what takes steps, on micro networks that differ from each other."""
     config = Distillation("dmd", batch=2, pool=4, fake_steps=1, start_chunks=4)
-    teacher = Conditioned(MICRO, 0).requires_grad_(False)
+    teacher = Conditioned(MICRO).requires_grad_(False)
     teacher.dit.load_state_dict(drawn_dit(1).state_dict())
     student, fake = drawn_dit(2), drawn_dit(3)
-    run = Run(folder, student, config.learning_rate, 0.9, 5, resume=False, also=fake)
+    run = Run(folder, student, config.learning_rate, 0.9, 5, also=fake)
     pool = LatentPool(4, MICRO.stream, averaging_encoder, make_tokenizer(), 48, "cpu", 0)
     teaching = dataclasses.replace(MICRO, given_share=share)
-    return SelfForcing(run, config, teaching, teacher, student, fake, pool, options())
+    return SelfForcing(run, config, teaching, teacher, student, fake, pool)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
@@ -57,21 +57,21 @@ def test_the_sequence_that_scores_a_rollout_is_the_rollout(turn, share, tmp_path
     """At its last pass each chunk's x0 in one masked sequence is what the rollout made behind its cache."""
     trainer, seen = forcing(tmp_path, share), {}
 
-    def rolled(*arguments, **more):
-        seen["rolled"] = roll_out(*arguments, **more)
-        return seen["rolled"]
+    def rolled_and_seen(*arguments):
+        seen["inputs"], seen["latents"] = rolled(*arguments)
+        return seen["inputs"], seen["latents"]
 
     def predicted(forward, clean, noisy, sigma, *rest):
         if "made" not in seen:
-            last = seen["rolled"].inputs[-1]
+            last = seen["inputs"][-1]
             at_last = torch.full_like(sigma, trainer.config.sigmas[-1])
             seen["made"] = predict_clean(forward, clean, last, at_last, *rest).detach()
         return predict_clean(forward, clean, noisy, sigma, *rest)
 
-    monkeypatch.setattr(self_forcing, "roll_out", rolled)
+    monkeypatch.setattr(self_forcing, "rolled", rolled_and_seen)
     monkeypatch.setattr(self_forcing, "predict_clean", predicted)
     trainer.take_step(turn, torch.Generator().manual_seed(3))
-    latents = seen["rolled"].latents
+    latents = seen["latents"]
     assert latents.shape[0] == 2
     assert latents.shape[2] == {"near": 12, "far": 9}[turn]
     assert relative_error(seen["made"], latents) <= BAR
@@ -97,41 +97,22 @@ def test_a_given_frame_is_what_the_exported_step_makes_of_it():
     conditioned, latents = torch.tensor([True, False]), torch.randn(shape, generator=generator)
     sigmas = warped(2, 5.0)
     frames = torch.arange(6).expand(2, -1)
-    rolled = roll_out(
-        dit,
-        text,
-        frames,
-        sigmas,
-        generator,
-        keep_inputs=True,
-        conditioned=conditioned,
-        conditioning_latents=latents,
-    )
+    nothing = latents[:, :, :0]
+    inputs, made = rolled(LatentStream(dit, sigmas, generator, text), nothing, frames, latents, conditioned)
     stream = EagerStream(config, weights, text)
     for chunk in range(2):
         part = slice(3 * chunk, 3 * chunk + 3)
-        feed = [*(x[:, :, part] for x in rolled.inputs), rolled.latents[:, :, part]]
+        feed = [*(x[:, :, part] for x in inputs), made[:, :, part]]
         conditioning = ([1, 0], latents.expand(-1, -1, 3, -1, -1)) if chunk == 0 else None
         last = stream.run_chunk([3 * chunk] * 2, [5, 6], feed, conditioning)[-2]
         assert last.timestep == pytest.approx(1000 * sigmas[-1])
         wanted = last.latents - sigmas[-1] * last.velocity
         if chunk == 0:
-            assert torch.equal(rolled.latents[0, :, :1], latents[0])
-            assert not torch.equal(rolled.latents[1, :, :1], latents[1])
-            assert all(torch.equal(x[0, :, :1], latents[0]) for x in rolled.inputs)
+            assert torch.equal(made[0, :, :1], latents[0])
+            assert not torch.equal(made[1, :, :1], latents[1])
+            assert all(torch.equal(x[0, :, :1], latents[0]) for x in inputs)
             wanted[0, :, 0] = latents[0, :, 0]
-        assert relative_error(rolled.latents[:, :, part], wanted) <= BAR
-
-
-def test_what_gives_a_frame_in_the_midst_of_a_stream_is_refused():
-    dit, conditioned = drawn_dit(0), torch.ones(1, dtype=torch.bool)
-    text, frames = torch.zeros(1, 48, 32), torch.arange(6)[None]
-    for more in (
-        {"prefix": torch.zeros(1, 16, 3, 4, 4), "conditioning_latents": torch.zeros(1, 16, 1, 4, 4)},
-        {},
-    ):
-        with pytest.raises(ValueError, match="begin a stream"):
-            roll_out(dit, text, frames, (1.0,), torch.Generator(), conditioned=conditioned, **more)
+        assert relative_error(made[:, :, part], wanted) <= BAR
 
 
 class WrongInFrame0(nn.Module):
@@ -177,17 +158,6 @@ def test_a_given_frame_does_not_stretch_its_chunks_gradient():
     assert self_forcing._mean(values, judged) == 1
 
 
-def test_the_last_chunk_has_no_context_pass_and_the_others_have(monkeypatch):
-    dit, times = drawn_dit(0), []
-    real = CausalDit.step
-    monkeypatch.setattr(
-        CausalDit, "step", lambda self, x, t, *more: times.append(t) or real(self, x, t, *more)
-    )
-    text = torch.zeros(1, 48, 32)
-    roll_out(dit, text, torch.arange(9)[None], (1.0, 0.5), torch.Generator().manual_seed(0))
-    assert [t[0, 0].item() for t in times] == [1000, 500, 0, 1000, 500, 0, 1000, 500]
-
-
 # The compiler itself looks at the gradients of what it takes in.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
 def test_layers_compile_in_the_first_step_of_a_turn_alone(tmp_path):
@@ -210,17 +180,3 @@ def test_layers_compile_in_the_first_step_of_a_turn_alone(tmp_path):
     torch._dynamo.reset()
     assert counts[0] < counts[1] == counts[3]
     assert counts[3] <= 12  # layers and networks share what is compiled
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"method": "gan"}, "method 'gan' is unknown"),
-        ({"optimizer": "sgd"}, "optimizer 'sgd' is unknown"),
-        ({"score_least": 0.6, "score_most": 0.5}, "0.6 to 0.5"),
-        ({"fake_steps": 0}, "fake_steps 0"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        Distillation(**wrong)
