@@ -61,6 +61,28 @@ class _Samples(SoundFile):
         return self._head
 
 
+class _Resampled(SoundFile):
+    """A sound file of samples without a header, at another rate than those that are written."""
+
+    def __init__(self, rate: int, to: int) -> None:
+        self._rate, self._written = rate, 0
+        self._resampler = av.AudioResampler(format="s16", layout="mono", rate=to)
+
+    def write(self, samples: NDArray[np.int16]) -> bytes:
+        if not len(samples):
+            return b""
+        frame = _frame(samples, self._rate, self._written)
+        self._written += len(samples)
+        return self._taken(frame)
+
+    def close(self) -> bytes:
+        return self._taken(None) if self._written else b""
+
+    def _taken(self, frame: av.AudioFrame | None) -> bytes:
+        frames = self._resampler.resample(frame)
+        return b"".join(frame.to_ndarray().astype("<i2").tobytes() for frame in frames)
+
+
 class _Pipe:
     """A pipe to which FFmpeg writes. FFmpeg cannot seek in the pipe, so FFmpeg completes no header at the end."""
 
@@ -90,10 +112,7 @@ class _Coded(SoundFile):
 
     def write(self, samples: NDArray[np.int16]) -> bytes:
         if len(samples):
-            frame = av.AudioFrame.from_ndarray(
-                np.ascontiguousarray(samples[None]), format="s16", layout="mono"
-            )
-            frame.sample_rate, frame.time_base, frame.pts = self._rate, Fraction(1, self._rate), self._written
+            frame = _frame(samples, self._rate, self._written)
             self._written += len(samples)
             self._container.mux(self._stream.encode(frame))
         return self._pipe.take()
@@ -102,6 +121,18 @@ class _Coded(SoundFile):
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._pipe.take()
+
+
+def _frame(samples: NDArray[np.int16], rate: int, first: int) -> av.AudioFrame:
+    """Return samples [n] as FFmpeg's frame; ``first`` is the number of samples before them."""
+    frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples[None]), format="s16", layout="mono")
+    frame.sample_rate, frame.time_base, frame.pts = rate, Fraction(1, rate), first
+    return frame
+
+
+def plain_samples(rate: int, to: int) -> SoundFile:
+    """Return a writer of 16-bit samples without a header at ``to`` Hz, for samples at ``rate`` Hz."""
+    return _Samples(rate, header=False) if rate == to else _Resampled(rate, to)
 
 
 def sound_file(form: str, rate: int) -> SoundFile:

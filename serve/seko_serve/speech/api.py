@@ -21,10 +21,12 @@ from seko_serve.http.schemas import (
     operation,
     parameter,
     path_parameter,
+    refused,
 )
 from seko_serve.http.workload import ApiParts
 from seko_serve.media.sound_files import FORMS
 from seko_serve.speech.fields import FIELDS, VOICE_FIELDS
+from seko_serve.speech.realtime import PATH as REALTIME
 
 
 def api() -> ApiParts:
@@ -39,6 +41,17 @@ def api() -> ApiParts:
                 "parameters": [ticket],
                 "requestBody": body(json_of("SpeechRequest")),
             }
+        },
+        REALTIME: {
+            "get": {
+                "summary": "A WebSocket of OpenAI's realtime events, for text in and sound out; docs/serving.md has "
+                "more.",
+                "parameters": [parameter("model", TEXT)],
+                "responses": {
+                    "101": {"description": "What is refused is told on the socket."},
+                    **refused(("bad_request", "forbidden", "too_large")),
+                },
+            },
         },
         "/v1/audio/speech/link": {
             "post": operation(

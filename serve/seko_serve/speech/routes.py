@@ -3,52 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from seko_runtime.errors import LibraryMissingError, UsageError
-from seko_runtime.speech.manifest import SpeechManifest
-from seko_runtime.speech.normaliser import normalised
-from seko_runtime.speech.voice import Voice
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import link_to
 from seko_serve.http.forms import body_fields
 from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.http.workload import WorkloadRoutes
-from seko_serve.live.connection import Connection
 from seko_serve.live.manager import SessionManager
-from seko_serve.live.session import LiveSession
-from seko_serve.media.sound_files import FORMS, SoundFile, sound_file
-from seko_serve.protocol import JOIN, Codec, Control, Media
+from seko_serve.media.sound_files import FORMS, sound_file
 from seko_serve.speech.answers import SoundResponse, events, sound, whole
-from seko_serve.speech.content import SpeechContent, encoded_in_parts
-from seko_serve.speech.fields import DEFAULT_VOICE, FIELDS, STOCK_VOICES, VOICE_FIELDS, is_stock_model
-from seko_serve.speech.opening import FIELDS as OPENING
-from seko_serve.speech.opening import SpeechOpening, speech_opening_of
-from seko_serve.speech.voices import KeptVoice, KeptVoices
+from seko_serve.speech.content import encoded_in_parts
+from seko_serve.speech.fields import FIELDS, VOICE_FIELDS, is_stock_model
+from seko_serve.speech.speaking import VOICES_PATH, Speaker, Speech, opening_of, with_words
+from seko_serve.speech.voices import KeptVoice
 
-PATH, VOICES_PATH = "/v1/audio/speech", "/v1/audio/voices"
+PATH = "/v1/audio/speech"
 AGAIN_S = 1.0  # seconds after which a refused client asks again
-LOOK_S = 0.05  # between two looks whether a request that waits gets a row
-AHEAD = 8  # patches that are made before they are sent
-_RECORDINGS = frozenset({"ref_audio", "reference"})  # fields
 NOTE = "seko-note"  # header that says what stands for what the client named
 
 
 class SpeechRoutes(WorkloadRoutes):
     """The routes below ``/v1/audio``: ``speech``, which speaks a text, and ``voices``, which keeps recordings."""
 
-    def __init__(self, manager: SessionManager, access: Access) -> None:
+    def __init__(self, manager: SessionManager, access: Access, speaker: Speaker) -> None:
         super().__init__(manager, access)
-        self._voices = KeptVoices(manager.shelf)
-        self._closing: set[asyncio.Task[None]] = set()
+        self._speaker = speaker
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes below ``/v1/audio``."""
@@ -63,19 +48,19 @@ class SpeechRoutes(WorkloadRoutes):
     # -- voices ------------------------------------------------------------------------------------------------
 
     async def _list_voices(self, request: Request) -> Response:
-        voices = await self._voices.of(self._access.tenant(request))
+        voices = await self._speaker.voices.of(self._access.tenant(request))
         return JSONResponse({"object": "list", "data": [voice.facts() for voice in voices]})
 
     async def _voice(self, request: Request) -> Response:
         tenant = self._access.tenant(request)
-        voice = await self._voices.find(tenant, request.path_params["name"])
+        voice = await self._speaker.voices.find(tenant, request.path_params["name"])
         if request.method == "DELETE":
-            await self._voices.remove(tenant, voice)
+            await self._speaker.voices.remove(tenant, voice)
             return JSONResponse({"id": voice.id, "object": "audio.voice.deleted", "deleted": True})
         return JSONResponse(voice.facts())
 
     async def _keep_voice(self, request: Request) -> Response:
-        tenant, manifest = self._access.opener(request), self._speaking()
+        tenant, manifest = self._access.opener(request), self._speaker.manifest()
         values = VOICE_FIELDS.read(await body_fields(request, MAX_OPENING_BYTES), manifest)
         if "name" not in values:
             raise ServeError("bad_request", "name is missing", field="name")
@@ -84,12 +69,12 @@ class SpeechRoutes(WorkloadRoutes):
         named = [name for name in ("audio_sample", "ref_audio") if name in values]
         if len(named) != 1:
             raise ServeError("bad_request", "expected one recording, as audio_sample or ref_audio")
-        await self._voices.check_room(tenant, values["name"])
+        await self._speaker.voices.check_room(tenant, values["name"])
         self._manager.check_takes()
-        opening = await _opening_of(values, manifest, named[0])
+        opening = await opening_of(values, manifest, named[0])
         encoded = await self._manager.call_in_parts(lambda pool: encoded_in_parts(pool, opening))
         voice = KeptVoice(values["name"])
-        await self._voices.keep(tenant, voice, encoded)
+        await self._speaker.voices.keep(tenant, voice, encoded)
         return JSONResponse(voice.facts())
 
     # -- speech ------------------------------------------------------------------------------------------------
@@ -97,39 +82,32 @@ class SpeechRoutes(WorkloadRoutes):
     async def _link(self, request: Request) -> Response:
         """Return an address that takes one request without a key; ServeError if no row is free for it."""
         tenant = self._access.tenant(request)
-        self._speaking()
+        self._speaker.manifest()
         self._manager.check_takes()
         if not self._manager.admission.free:
             raise ServeError("full", "no row is free", retry_after=AGAIN_S)
         return link_to(PATH, self._access.links.issue(tenant, PATH))
 
-    def _speaking(self) -> SpeechManifest:
-        """Return the artifact's manifest; ServeError if its workload is not speech."""
-        manifest = self._manager.device.manifest
-        if not isinstance(manifest, SpeechManifest):
-            raise ServeError("unsupported", "this artifact makes video and does not speak")
-        return manifest
-
     async def _speak(self, request: Request) -> Response:
-        tenant, manifest = self._access.opener(request, PATH), self._speaking()
+        tenant, manifest = self._access.opener(request, PATH), self._speaker.manifest()
         values = FIELDS.read(await body_fields(request, MAX_OPENING_BYTES), manifest)
         if "input" not in values:
             raise ServeError("bad_request", "input is missing, expected a text with words", field="input")
-        kept, notes = await self._named(values, tenant, manifest)
+        kept, notes = await self._speaker.named(values, tenant, manifest)
         in_events, at_once = values.get("stream_format") == "sse", values.get("stream", True)
         if in_events and not at_once:
             raise ServeError(
                 "bad_request", "stream is false, and stream_format sse is a stream", field="stream"
             )
         if "normalize" in values:
-            values["input"] = await asyncio.to_thread(_normalised, values["input"], values["normalize"])
+            values["input"] = await asyncio.to_thread(with_words, values["input"], values["normalize"])
         form, rate = values.get("response_format", "mp3"), manifest.workload.patch.sample_rate
-        opening = await self._opening(values, manifest, kept)
+        opening = await self._speaker.opening(values, manifest, kept)
         speech = Speech(values["input"], sound_file(form, rate), manifest, values.get("max_new_tokens"))
         if in_events:
             speech.text_tokens = await self._manager.device.in_background(speech.tokens_in)
-        session = await self._opened(request, tenant, opening)
-        parts = self._parts(session, speech)
+        session = await self._speaker.opened(tenant, opening, request.is_disconnected)
+        parts = self._speaker.parts(session, speech)
         first = await anext(parts, b"")  # an error before the first sound is answered with its own status
         refused, headers = self._manager.device.metrics.refused, {NOTE: "; ".join(notes)} if notes else {}
         if in_events:
@@ -143,186 +121,3 @@ class SpeechRoutes(WorkloadRoutes):
             # A body of HTTP/1.0 ends with the connection, also after an error.
             return Response(await whole(first, parts, request), **kind)
         return SoundResponse(sound(first, parts, refused), parts, **kind)
-
-    async def _named(
-        self, values: dict[str, Any], tenant: str, manifest: SpeechManifest
-    ) -> tuple[Voice | None, list[str]]:
-        """Return the kept voice that a request names, if any, and what the client is told of names that stand for
-        others."""
-        notes, name = [], values.get("voice", DEFAULT_VOICE)
-        if is_stock_model(values.get("model")):
-            notes.append(f"model {values.pop('model')} is {manifest.name}")
-        kept = await self._voices.look(tenant, name)
-        if kept is None and name in STOCK_VOICES:
-            notes.append(f"voice {name} is {'ref_audio' if 'ref_audio' in values else DEFAULT_VOICE}")
-        elif kept is None and name != DEFAULT_VOICE:
-            raise ServeError(
-                "not_found",
-                f"voice is not known, expected {DEFAULT_VOICE}, one of {', '.join(STOCK_VOICES)}, or one that "
-                f"was sent to {VOICES_PATH}; a recording may also be sent as ref_audio",
-                field="voice",
-            )
-        elif kept is not None and (recording := _RECORDINGS & values.keys()):
-            raise ServeError(
-                "bad_request", f"voice and {min(recording)} are both recordings: give one", field="voice"
-            )
-        if "language" in values:
-            notes.append("language follows the text")
-        heard = kept is not None or "ref_audio" in values
-        if values.get("task_type", "Base" if heard else "CustomVoice") != (
-            "Base" if heard else "CustomVoice"
-        ):
-            raise ServeError(
-                "bad_request",
-                "task_type is Base for a recording or a kept voice, and CustomVoice without",
-                field="task_type",
-            )
-        return None if kept is None else await self._voices.encoded(tenant, kept), notes
-
-    async def _opening(
-        self, values: dict[str, Any], manifest: SpeechManifest, kept: Voice | None
-    ) -> SpeechOpening:
-        """Return the conditions with which a request's session begins; ServeError if a sentence would not fit."""
-        await self._check_text(values["input"], SpeechOpening())  # before the sound of a voice is decoded
-        opening = await _opening_of(values, manifest)
-        if kept is not None:
-            opening = replace(opening, encoded=kept, voice_text=kept.text)
-        if any(opening.voice_patches(manifest).values()):
-            await self._check_text(values["input"], opening)
-        return opening
-
-    async def _check_text(self, text: str, opening: SpeechOpening) -> None:
-        """Raise the ServeError with which a sentence of the text would end the speech."""
-        patches = opening.voice_patches(self._speaking())
-
-        def check(pool: Any) -> None:
-            pool.check_text(text, voice_text=opening.voice_text, **patches)
-
-        try:
-            await self._manager.device.in_background(check)
-        except UsageError as error:
-            raise ServeError("bad_request", str(error)) from None
-
-    async def _opened(self, request: Request, tenant: str, opening: SpeechOpening) -> LiveSession:
-        """Return a session, which a request waits for in the queue; ServeError if the queue is full."""
-        token = JOIN
-        try:
-            while True:
-                try:
-                    return await self._manager.open(tenant, opening, token, resumable=False)
-                except ServeError as refused:
-                    token = str(refused.facts.get("queue_token", ""))
-                    if not token:
-                        raise
-                while not self._manager.place(tenant, token)["admitted"]:
-                    if await request.is_disconnected():
-                        raise ServeError("bad_request", "the client left before its text was spoken")
-                    await asyncio.sleep(LOOK_S)
-        finally:
-            self._manager.leave_queue(tenant, token)
-
-    async def _parts(self, session: LiveSession, speech: Speech) -> AsyncGenerator[bytes]:
-        """Yield the parts of the sound file while the text is spoken, then end the session."""
-        try:
-            connection = session.viewer.enter()
-            session.attach(connection, lambda: "", None, AHEAD, (Codec.PCM,))
-            session.control(Control("text", "", {"text": speech.text, "last": True}))
-            async for media in _heard(connection):
-                if part := speech.take(np.frombuffer(media.payload, "<i2")):
-                    yield part
-                if media.last:
-                    break
-                if speech.over:
-                    speech.cut = True
-                    break
-                session.control(Control("ack", "", {"chunk": media.chunk}))
-            speech.cut |= cast(SpeechContent, session.content).cut
-            if part := speech.file.close():
-                yield part
-        finally:  # in a task of its own: a client that leaves cancels this one, at each of its waits
-            closing = asyncio.create_task(self._manager.close(session))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
-            await asyncio.shield(closing)
-
-
-class Speech:
-    """A text that is spoken into a file.
-
-    Parameters
-    ----------
-    text : str
-        The text.
-    file : SoundFile
-        The file.
-    manifest : SpeechManifest
-        The artifact's manifest.
-    most_patches : int, optional
-        Largest number of patches.
-
-    Attributes
-    ----------
-    text_tokens : int
-        Number of tokens of the text.
-    cut : bool
-        Whether a limit ended the text, or a sentence of it.
-    """
-
-    def __init__(
-        self, text: str, file: SoundFile, manifest: SpeechManifest, most_patches: int | None = None
-    ) -> None:
-        self.text, self.file, self.text_tokens, self.cut = text, file, 0, False
-        self._patch = manifest.workload.patch.samples
-        self._most = None if most_patches is None else most_patches * self._patch
-        self._made = 0
-
-    def tokens_in(self, pool: Any) -> int:
-        """Return the number of tokens that the text has in a pool."""
-        return int(pool.text_tokens(self.text))
-
-    @property
-    def over(self) -> bool:
-        """Whether the text has its largest number of patches."""
-        return self._most is not None and self._made >= self._most
-
-    def take(self, samples: Any) -> bytes:
-        """Return the next part of the file, from samples [n] int16."""
-        kept = samples if self._most is None else samples[: self._most - self._made]
-        self._made += len(kept)
-        self.cut |= len(kept) < len(samples)
-        return self.file.write(kept)
-
-    def told(self) -> dict[str, object]:
-        """Return what the client is told at the end."""
-        patches = -(-self._made // self._patch)
-        usage = {"input_tokens": self.text_tokens, "output_tokens": patches}
-        return {"usage": {**usage, "total_tokens": self.text_tokens + patches}, "cut": self.cut}
-
-
-def _normalised(text: str, language: str) -> str:
-    """Return a text with numbers as words; ServeError if the library is missing or cannot read the text."""
-    try:
-        return "".join(normalised(text, language, "input"))
-    except LibraryMissingError as error:
-        raise ServeError("not_installed", str(error), field="normalize") from None
-    except UsageError as error:
-        raise ServeError("bad_request", str(error), field="normalize") from None
-
-
-async def _opening_of(
-    values: dict[str, Any], manifest: SpeechManifest, sound: str = "ref_audio"
-) -> SpeechOpening:
-    """Return the opening of a request's fields; ``sound`` is the field of the recording."""
-    fields = {"voice": sound, "voice_text": "ref_text"}
-    opened = {name: values[field] for name in OPENING if (field := fields.get(name, name)) in values}
-    return await asyncio.to_thread(speech_opening_of, opened, manifest, sound, "ref_text")
-
-
-async def _heard(connection: Connection) -> AsyncIterator[Media]:
-    """Yield the sound of a session as soon as the sound is made. If the session ends before its text is spoken, a
-    ServeError follows the yielded sound."""
-    while connection.end is None or connection.outbox:
-        for waiting in await connection.messages():
-            if isinstance(waiting, bytes):
-                yield Media.parse(waiting)
-    raise connection.end

@@ -21,7 +21,9 @@ from seko_serve.speech.calibration import measure, one_part_of_a_voice
 from seko_serve.speech.content import MAX_LETTERS_AHEAD, SpeechContent, described_speech
 from seko_serve.speech.fields import is_stock_model
 from seko_serve.speech.opening import SpeechOpening, speech_opening_of
-from seko_serve.speech.routes import PATH, VOICES_PATH, SpeechRoutes
+from seko_serve.speech.realtime import RealtimeRoutes
+from seko_serve.speech.routes import PATH, SpeechRoutes
+from seko_serve.speech.speaking import VOICES_PATH, Speaker
 
 
 class SpeechWorkload(ServedWorkload[SpeechManifest]):
@@ -92,9 +94,10 @@ class SpeechWorkload(ServedWorkload[SpeechManifest]):
         return is_stock_model(model)
 
     def routes(self, settings: Settings, manager: SessionManager, access: Access) -> Sequence[WorkloadRoutes]:
-        """Return the routes below ``/v1/audio/speech``."""
+        """Return the routes below ``/v1/audio``, and the socket of OpenAI's realtime events."""
         del settings
-        return (SpeechRoutes(manager, access),)
+        speaker = Speaker(manager)
+        return SpeechRoutes(manager, access, speaker), RealtimeRoutes(manager, access, speaker)
 
 
 WORKLOAD = SpeechWorkload()

@@ -1,0 +1,252 @@
+"""OpenAI's realtime events, sent by its own client: a text goes in, and what the model says comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import contextmanager
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from seko_runtime.speech.prompts import assemble
+from seko_serve.speech import realtime
+from tests.speech.texts import said_in_turn
+from tests.speech.toy_speech import MARKS, PATCH, VOICE, C, P, Tokens, all_alone, open_pool
+
+from .conftest import Running, Starter
+from .test_controls import noise, wav
+from .test_server import http
+from .test_speech import KEY, OTHER, levels, opener, said_alone, spoken
+
+openai = pytest.importorskip("openai", reason="needs openai, of the extra clients")
+LIMIT_S = 60
+MODEL = "toy-speech"
+ENDED = next(  # what the toy ends itself
+    text
+    for text in ("abc", "hallo.", "zz", "abcd", "noon", "yes", "six", "lamp")
+    if all_alone(assemble(Tokens().ids(text), (P, C), marks=MARKS), 16)[1]
+)
+OWN: dict[str, Any] = {"type": "audio/pcm", "rate": PATCH.sample_rate}
+
+
+def converse(
+    server: Running, test: Callable[[Any], Awaitable[None]], *, key: str = "none", model: str = MODEL
+) -> None:
+    async def bounded() -> None:
+        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+        async with asyncio.timeout(LIMIT_S), client, client.realtime.connect(model=model) as connection:
+            await test(connection)
+
+    asyncio.run(bounded())
+
+
+async def until(connection: Any, kind: str) -> list[Any]:
+    """Take events up to the first of a kind."""
+    taken = []
+    async for event in connection:
+        taken.append(event)
+        if event.type == kind:
+            return taken
+    raise AssertionError(f"no {kind}, but {[event.type for event in taken]}")
+
+
+def sound_of(events: list[Any]) -> Any:
+    deltas = (event.delta for event in events if event.type == "response.output_audio.delta")
+    return np.frombuffer(b"".join(map(base64.b64decode, deltas)), "<i2")
+
+
+def item(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+
+
+async def say(connection: Any, text: str, **response: Any) -> list[Any]:
+    await connection.conversation.item.create(item=item(text))
+    await connection.response.create(response=response)
+    return await until(connection, "response.done")
+
+
+async def refused(connection: Any) -> Any:
+    return (await until(connection, "error"))[-1].error
+
+
+@pytest.mark.shows("live-speech")
+def test_a_text_is_spoken_with_the_events_that_the_client_knows(start: Starter) -> None:
+    async def test(connection: Any) -> None:
+        (created,) = await until(connection, "session.created")
+        assert created.session.audio.output.format.rate == 24_000
+        await connection.session.update(
+            session={"type": "realtime", "audio": {"output": {"voice": "alloy", "format": OWN}}}
+        )
+        (updated,) = await until(connection, "session.updated")
+        assert (updated.session.model, updated.session.audio.output.voice) == (MODEL, "alloy")
+        events = await say(connection, ENDED)
+        assert [event.type for event in events if event.type != "response.output_audio.delta"] == [
+            "conversation.item.added",
+            "conversation.item.done",
+            "response.created",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_audio_transcript.delta",
+            "response.output_audio.done",
+            "response.output_audio_transcript.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.done",
+        ]
+        wanted = said_alone(ENDED)
+        assert np.array_equal(sound_of(events), levels(wanted))
+        response = events[-1].response
+        assert (response.status, response.usage.output_tokens) == ("completed", len(wanted))
+        assert response.output[0].content[0].transcript == ENDED
+        again = await say(connection, "abc")  # of the texts, only the new one
+        assert np.array_equal(sound_of(again), levels(said_alone("abc")))
+
+    server = start(opener)
+    converse(server, test)
+    assert http(f"{server.url}/v1/sessions")[1]["data"] == []
+
+
+def test_sound_at_openais_rate_is_the_models_resampled(start: Starter) -> None:
+    async def test(connection: Any) -> None:
+        text = "hallo.\nzzzz.\nabcd"
+        sound, whole = sound_of(await say(connection, text)), levels(said_in_turn(text.split()))
+        frame = av.AudioFrame.from_ndarray(whole[None], format="s16", layout="mono")
+        frame.sample_rate = PATCH.sample_rate
+        resampler = av.AudioResampler(format="s16", layout="mono", rate=24_000)
+        wanted = [part.to_ndarray()[0] for part in (*resampler.resample(frame), *resampler.resample(None))]
+        assert np.array_equal(sound, np.concatenate(wanted))
+
+    converse(start(opener), test, model="gpt-realtime")
+
+
+def test_a_response_has_its_own_texts_voice_and_length(start: Starter) -> None:
+    server = start(opener)
+    recording = base64.b64encode(wav(noise(VOICE.samples), VOICE.sample_rate)).decode()
+    http(f"{server.url}/v1/audio/voices", "POST", {"name": "ada", "ref_audio": recording})
+    plain, _ = spoken(server.url, input="abc.\n\nzzzz", voice="ada", response_format="pcm")
+
+    async def test(connection: Any) -> None:
+        await connection.conversation.item.create(item=item("left for later"))
+        audio = {"output": {"voice": "ada", "format": OWN}}
+        events = await say(
+            connection, "", audio=audio, input=[item("abc."), item("zzzz")], metadata={"a": "b"}
+        )
+        assert sound_of(events).tobytes() == plain
+        assert (events[-1].response.metadata, events[-1].response.audio.output.voice) == ({"a": "b"}, "ada")
+        short = await say(connection, "", audio={"output": {"format": OWN}}, max_output_tokens=1)
+        assert len(sound_of(short)) == PATCH.samples
+        done = short[-1].response
+        assert (done.status, done.status_details.reason) == ("incomplete", "max_output_tokens")
+        assert done.output[0].content[0].transcript == "left for later"
+
+    converse(server, test)
+
+
+def test_a_response_is_cancelled_and_its_row_is_free(start: Starter) -> None:
+    def held(_: str, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(tensors: Any) -> Any:
+            time.sleep(0.05)
+            return run(tensors)
+
+        return call
+
+    @contextmanager
+    def slow() -> Any:
+        with open_pool(wrap=held) as pool:
+            yield pool
+
+    server = start(slow)
+
+    async def test(connection: Any) -> None:
+        await connection.conversation.item.create(item=item("hallo.\n" * 300))
+        await connection.response.create()
+        await until(connection, "response.output_audio.delta")
+        await connection.response.create(event_id="mine")
+        error = await refused(connection)
+        assert (error.code, error.type, error.event_id) == ("conflict", "invalid_request_error", "mine")
+        await connection.response.cancel()
+        done = (await until(connection, "response.done"))[-1].response
+        assert (done.status, done.status_details.reason) == ("cancelled", "client_cancelled")
+        assert http(f"{server.url}/v1/sessions")[1]["data"] == []
+        await connection.response.cancel()
+        assert (await refused(connection)).code == "not_found"
+        assert (await say(connection, ENDED))[-1].response.status == "completed"
+        await connection.conversation.item.create(item=item("hallo.\n" * 300))
+        await connection.response.create()
+        await until(connection, "response.output_audio.delta")
+
+    converse(server, test)  # which leaves while it is spoken
+    deadline = time.monotonic() + LIMIT_S
+    while server.manager.sessions:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"type": "input_audio_buffer.append", "audio": "AAAA"}, "unsupported", "type"),
+    ({"type": "conversation.item.delete", "item_id": "a"}, "unsupported", "type"),
+    ({"type": "session.update", "session": {"type": "transcription"}}, "bad_request", "type"),
+    ({"type": "session.update", "session": {"tools": [{"type": "function"}]}}, "bad_request", "tools"),
+    ({"type": "session.update", "session": {"instructions": "Be glad"}}, "unsupported", "instructions"),
+    ({"type": "session.update", "session": {"output_modalities": ["text"]}}, "unsupported", "output_modalities"),
+    ({"type": "session.update", "session": {"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}},
+     "unsupported", "audio.input"),
+    ({"type": "session.update", "session": {"audio": {"output": {"voice": "nobody"}}}}, "not_found", "voice"),
+    ({"type": "session.update", "session": {"audio": {"output": {"format": {"type": "audio/pcmu"}}}}},
+     "unsupported", "audio.output.format.type"),
+    ({"type": "session.update", "session": {"audio": {"output": {"format": {"type": "audio/pcm", "rate": 8}}}}},
+     "unsupported", "audio.output.format.rate"),
+    ({"type": "session.update", "session": {"audio": {"output": {"speed": 2}}}}, "bad_request", "audio.output.speed"),
+    ({"type": "conversation.item.create", "item": {"type": "function_call", "name": "a", "arguments": ""}},
+     "bad_request", "name"),
+    ({"type": "conversation.item.create", "item": {"type": "message", "role": "system", "content": []}},
+     "unsupported", "item.type"),
+    ({"type": "conversation.item.create", "item": {**item(""), "content": [{"type": "input_audio"}]}},
+     "unsupported", "item.content"),
+    ({"type": "conversation.item.create", "item": item("a" * 5000)}, "too_large", ""),
+    ({"type": "response.create"}, "bad_request", "input"),
+    ({"type": "response.create", "response": {"input": [item("😄")]}}, "bad_request", "input"),
+    ({"type": "response.create", "response": {"max_output_tokens": 0}}, "bad_request", "max_output_tokens"),
+]  # fmt: skip
+
+
+def test_what_it_does_not_do_is_refused_by_name_and_the_socket_goes_on(start: Starter) -> None:
+    async def test(connection: Any) -> None:
+        for event, code, param in REFUSED:
+            await connection.send({**event, "event_id": "sent"})
+            error = await refused(connection)
+            assert (error.code, error.param or "", error.event_id) == (code, param, "sent"), event
+        await connection.send_raw("[]")
+        assert (await refused(connection)).message == "an event is a JSON object"
+        assert (await say(connection, ENDED))[-1].response.status == "completed"
+
+    converse(start(opener), test)
+
+
+def test_a_socket_needs_the_key_the_model_and_a_speaking_artifact(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def error_of(server: Running, **options: Any) -> str:
+        found = []
+
+        async def test(connection: Any) -> None:
+            found.append((await refused(connection)).code)
+
+        converse(server, test, **options)
+        return str(found[0])
+
+    server = start(opener, keys=(KEY, OTHER))
+    assert error_of(server, key="another-key-than-those") == "unauthorized"
+    assert error_of(server, key=KEY, model="other") == "not_found"
+    assert error_of(start()) == "unsupported"
+    monkeypatch.setattr(realtime, "IDLE_S", 0.05)
+
+    async def test(connection: Any) -> None:
+        assert [event.type async for event in connection] == ["session.created"]
+
+    converse(server, test, key=OTHER)
