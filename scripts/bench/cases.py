@@ -195,6 +195,12 @@ CASES: Mapping[str, Case] = {
         "spN_s5, spN_s5_rank_skew_ms, sp_equal", "ranks", RANKS | {"parts": ("drawn",)},
         {"preset": "tiny", "steady": 2}, folder="ranks",
     ),
+    "ranks_video": Case(
+        "spN_14b_fps", "ranks", RANKS | {"parts": ("video",)}, {"preset": "tiny", "steady": 2}, folder="ranks",
+    ),
+    "ranks_exchange": Case(
+        "spN_exchange", "ranks", RANKS | {"parts": ("exchange",)}, {}, builds=False, folder="ranks",
+    ),
     "ranks_decode": Case(
         "spN_vae", "ranks", RANKS | {"parts": ("decode",), "vae": "wan-2.1", "height": 480, "width": 832},
         {"height": 32, "width": 64, "steady": 2}, folder="ranks",

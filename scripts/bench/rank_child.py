@@ -4,7 +4,8 @@
 
 The engines are an artifact's (``artifact``), or those of ``build`` in ``engines``, with weights that each rank draws on
 its device from the same seed; ``eager`` runs these uncompiled. Every rank runs the same chunks. With ``decode``, the
-facts of `vae.build_config`, the engines are a VAE's decoder, which is all that is measured.
+facts of `vae.build_config`, the engines are a VAE's decoder, which is all that is measured. With ``video`` a stream of
+frames is, decoded beside the next chunk; with ``exchange`` only collectives are (`rank_exchange`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,14 +56,19 @@ def main(spec: Mapping[str, Any]) -> None:
     if spec["ranks"] > 1:
         groups = (CALL_GROUP, LANE_GROUP)
         join_ranks(spec["device"], spec["rank"], spec["ranks"], Path(spec["meeting"]), JOIN_S, groups)
+    if "exchange" in spec:
+        from scripts.bench.rank_exchange import exchanged
+
+        print(json.dumps(exchanged(spec)), flush=True)
+        return
+    os.environ |= KINETO
     if "decode" in spec:
         with torch.no_grad():
             print(json.dumps(decoded(spec)), flush=True)
         return
-    os.environ |= KINETO
     with torch.no_grad(), opened(spec) as session:
         ready = time.monotonic() - begun
-        report = measured(session, spec)
+        report = streamed(session, spec["chunks"]) if "video" in spec else measured(session, spec)
     print(json.dumps(report | {"ready_s": round(ready, 1)}), flush=True)
 
 
@@ -122,13 +129,32 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
 
 def build_config(build: Mapping[str, Any], ranks: int) -> VideoBuild:
     """Return the build of options, for so many ranks; with ``layers`` the model has fewer than its preset."""
+    from scripts.random_vae import SIZES
     from seko_export import BuildOptions
     from seko_export.options.resolve import resolve_build
 
     options = dict(build)
-    layers = options.pop("layers", 0)
+    layers, vae = options.pop("layers", 0), options.pop("vae", None)
     config = resolve_build(BuildOptions(**options, ranks=ranks, no_vae=True, no_text=True)).config
+    if vae is not None:
+        config = config.changed(vae=SIZES[vae])
     return config.changed(model=replace(config.model, layers=layers)) if layers else config
+
+
+def streamed(session: Session, chunks: int) -> dict[str, Any]:
+    """Return the milliseconds between a stream's chunks of frames, each on the host, when the cache is full."""
+    stream = session.manifest.workload.stream
+    fill = -(-stream.cache_frames // stream.chunk_frames) + 2
+    ends, frames = [], 0
+    for video in session.stream(chunks=fill + 1 + chunks):
+        ends.append(time.perf_counter())
+        frames = video.shape[1]
+    return {
+        "ms": [1e3 * (end - begin) for begin, end in pairwise(ends[fill:])],
+        "frames": frames,
+        "overlaps": session.overlaps_decoding,
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+    }
 
 
 def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,18 +207,22 @@ def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
     }
     if not on_gpu:  # Gloo: see above
         return report
-    if first:
-        from seko_export.tools.profile_trace import digest_trace
-        from seko_export.tools.profiling import traced
+    return report | profiled(to_host, first=first)
 
-        # The profiler's start costs time in the first chunk that it sees.
-        traced(lambda: milliseconds(to_host) / 1e3, 1, on_gpu)
-        trace, _ = traced(lambda: milliseconds(to_host) / 1e3, PROFILED, on_gpu)
-        report["profile"] = digest_trace(trace).report(TOP)
-    else:
+
+def profiled(run: Callable[[], None], *, first: bool) -> dict[str, Any]:
+    """Return what a call does on the first rank's GPU; the other ranks only make the same calls."""
+    if not first:
         for _ in range(1 + PROFILED):
-            alone()
-    return report
+            run()
+        return {}
+    from seko_export.tools.profile_trace import digest_trace
+    from seko_export.tools.profiling import traced
+
+    # The profiler's start costs time in the first chunk that it sees.
+    traced(lambda: milliseconds(run) / 1e3, 1, True)
+    trace, _ = traced(lambda: milliseconds(run) / 1e3, PROFILED, True)
+    return {"profile": digest_trace(trace).report(TOP)}
 
 
 def decoded(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,8 +247,13 @@ def decoded(spec: Mapping[str, Any]) -> dict[str, Any]:
             torch.cuda.synchronize()
 
     to_host()
-    times = [milliseconds(to_host) for _ in range(spec["chunks"])]
-    return {"ms": times, "peak_bytes": session.peak_bytes()}
+    report = {
+        "ms": [milliseconds(to_host) for _ in range(spec["chunks"])],
+        "peak_bytes": session.peak_bytes(),
+    }
+    if spec["device"] == "cpu":
+        return report
+    return report | profiled(to_host, first=spec["rank"] == 0)
 
 
 def milliseconds(run: Callable[[], None]) -> float:

@@ -28,11 +28,14 @@ def compared(
         "ratios": {how: round(ms["one"][how] / ms["several"][how], 3) for how in ms["one"]},
         "peak_bytes": [report["peak_bytes"] for report in (*single, *several)],
         "ready_s": [report["ready_s"] for report in (*single, *several)],
-    } | ({} if "profile" not in single[0] else _profiled(both, passes, ranks))
+    } | kernels_compared(both, passes, ranks)
 
 
-def _profiled(both: Mapping[str, Mapping[str, Any]], passes: int, ranks: int) -> dict[str, Any]:
-    """Return the milliseconds of a step by kind of kernel, of those that take most, and of an idle device."""
+def kernels_compared(both: Mapping[str, Mapping[str, Any]], passes: int, ranks: int) -> dict[str, Any]:
+    """Return the milliseconds of a step by kind of kernel, of those that take most, and of an idle device; nothing
+    where no GPU was profiled."""
+    if "profile" not in both["one"]:
+        return {}
     kinds = {
         name: {kind: row["time_ns"] / 1e6 / passes for kind, row in report["profile"]["buckets"].items()}
         for name, report in both.items()

@@ -8,6 +8,7 @@ import statistics
 import numpy as np
 
 from scripts.bench import vae, vae_engines
+from scripts.bench.rank_comparison import kernels_compared
 from scripts.bench.rank_processes import run_ranks
 from scripts.bench.rows import append_row
 
@@ -59,4 +60,5 @@ def decoded(options: argparse.Namespace) -> None:
         levels_apart=int(max(difference.max() for difference in apart)),
         share_apart=float(np.mean([(difference > 0).mean() for difference in apart])),
         peak_bytes=[rank["peak_bytes"] for by_run in reports.values() for rank in by_run],
+        **kernels_compared({name: by_run[0] for name, by_run in reports.items()}, 1, options.ranks),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,9 +22,14 @@ CHILD_S = 120.0
 
 
 def run_ranks(
-    options: argparse.Namespace, name: str, ranks: int, spec: Mapping[str, Any]
+    options: argparse.Namespace,
+    name: str,
+    ranks: int,
+    spec: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return what each rank's process measures, by rank; if one fails, the others are ended."""
+    """Return what each rank's process measures, by rank; if one fails, the others are ended. ``environment`` has
+    variables for the processes besides this one's."""
     cuda = torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
         shared = dict(spec) | {
@@ -39,7 +45,10 @@ def run_ranks(
                 words.append((Path(folder) / f"out{rank}", Path(folder) / f"err{rank}"))
                 with words[-1][0].open("wb") as out, words[-1][1].open("wb") as err:
                     command = [sys.executable, *CHILD, json.dumps(own)]
-                    processes.append(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err))
+                    variables = os.environ | dict(environment or {})
+                    processes.append(
+                        subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, env=variables)
+                    )
             _wait_for(processes, words)
             return [json.loads(out.read_text().strip().splitlines()[-1]) for out, _ in words]
         finally:

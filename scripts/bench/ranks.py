@@ -15,6 +15,8 @@ The rows, N ranks, CASE s1 for artifacts and s5 for drawn weights:
 - `spN_vae`: a chunk's decoding on one GPU divided by that on N, each from the latents to the frames on the host; `ms`
   has the medians, `by_rank` those of each rank. `levels_apart` is the largest difference of a number of the frames of
   three chunks, of 255; `share_apart` is how many numbers differ.
+- `spN_14b_fps`: frames on the host a second of a stream, decoded beside the next chunk, without the control channel.
+- `spN_exchange`: what a step's collectives take alone, under several settings.
 - `sp_equal`: the largest relative difference of a chunk's latents between the two, over all chunks that were compared.
   `equal_bytes` says whether there was none. Kernels choose their tiles by the number of heads, so bytes may differ.
 - `sp_busy_p99`: with a process spinning on every core, p99 divided by the median of a chunk on N GPUs.
@@ -43,11 +45,13 @@ from scripts.bench.rank_caller import called
 from scripts.bench.rank_child import build_config
 from scripts.bench.rank_comparison import append_equal, append_skew, compared
 from scripts.bench.rank_decode import decoded
+from scripts.bench.rank_exchange import measured
 from scripts.bench.rank_processes import SAID_BYTES, run_ranks
 from scripts.bench.rows import append_row
 from seko_export.backends import export_backend
 from seko_export.backends.workers import compiled_in_background
 from seko_export.host.progress import silent
+from seko_export.media.wan_vae.config import WAN_2_1
 from seko_export.tools.inspection import percentile
 from seko_runtime import read_manifest
 
@@ -185,4 +189,30 @@ def compile_engines(build: Mapping[str, Any], ranks: int, folder: Path) -> None:
     build_once(folder, config, compile_all)
 
 
-PARTS = {"artifacts": artifacts, "drawn": drawn, "decode": decoded}
+def video(options: argparse.Namespace) -> None:
+    """Measure the frames a second of the quantised road with Wan's VAE, decoded beside the next chunk."""
+    build = QUANTISED | {"preset": options.preset, "layers": options.layers, "vae": WAN_2_1}
+    if options.trial:
+        build |= {"height": 32, "width": 64, "fp8": False, "vae": f"{WAN_2_1}-tiny"}
+    folder = options.work / "engines-video"
+    if not options.eager:
+        compile_engines(build, options.ranks, folder)
+    if options.prepare:
+        return
+    spec = {"build": build, "eager": options.eager, "engines": str(folder), "video": True}
+    reports = run_ranks(options, "video", options.ranks, spec)
+    ms = [max(times) for times in zip(*(report["ms"] for report in reports), strict=True)]
+    append_row(
+        options.rows,
+        f"sp{options.ranks}_14b_fps",
+        f"{options.preset}, FP4, fp8, resident window, Wan's VAE, {options.ranks} GPUs",
+        1e3 * reports[0]["frames"] / statistics.median(ms),
+        "frames a second",
+        {4: 30.0}.get(options.ranks),
+        ms=ms,
+        overlaps=reports[0]["overlaps"],
+        peak_bytes=[report["peak_bytes"] for report in reports],
+    )
+
+
+PARTS = {"artifacts": artifacts, "drawn": drawn, "decode": decoded, "video": video, "exchange": measured}

@@ -66,7 +66,7 @@ def ranks_of_programs() -> Iterator[None]:
     built, several = build_steps.export_backend, replace(runtime_backend("compile"), several_ranks=True)
 
     def carrying_ranks(name: str) -> ExportBackend:
-        return replace(built(name), capabilities=Capabilities(ranks=True))
+        return replace(built(name), capabilities=Capabilities(ranks=True, offloading=True))
 
     with pytest.MonkeyPatch.context() as patch:
         leave_uncompiled(patch)
