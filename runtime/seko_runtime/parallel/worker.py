@@ -1,14 +1,15 @@
 """The rank's side of a rank group. The process of a rank answers the caller's commands in order, and sends a heartbeat
 twice a second.
 
-The process of a rank ends when its caller ends. Normally the closed channel shows at once that the caller has ended. If
-a child of the caller inherited the channel and lives on, the caller's entry in /proc shows that the caller has ended.
+The process of a rank ends when its caller ends. If the process waits for a command, the closed channel shows at once
+that the caller has ended. In the middle of a command, or if a child of the caller inherited the channel and lives on,
+the caller's entry in /proc shows it to the thread that sends heartbeats. The thread that answers commands also reads
+them, since on a busy machine each change of threads may take milliseconds.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import shutil
 import sys
 import threading
@@ -39,14 +40,12 @@ def serve(channel: Channel, begin: Callable[[int, Mapping[str, Any]], tuple[Hand
         later commands, and the answer to the first command.
     """
     caller = _Caller(channel)
-    waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     ended = threading.Event()
     beats = threading.Thread(target=_beat, args=(channel, ended, caller), daemon=True)
     beats.start()
-    threading.Thread(target=_read, args=(channel, waiting, caller), daemon=True).start()
     handler: Handler | None = None
     while True:
-        message = waiting.get()
+        message = _read(channel, caller)
 
         def answer() -> object:
             nonlocal handler
@@ -103,19 +102,15 @@ class _Caller:
         os._exit(0)
 
 
-def _read(channel: Channel, waiting: queue.SimpleQueue[dict[str, Any]], caller: _Caller) -> None:
-    """Put received messages in the queue, up to the last one; end this process when the calling process has ended."""
-    command = None
-    while command != "end":
-        try:
-            message = channel.receive()
-        except (EOFError, OSError):
-            caller.is_gone()
-        except Exception as fault:  # the caller shows what a process has said last, and ends the others
-            print(f"a message cannot be read: {fault}", file=sys.stderr, flush=True)
-            os._exit(1)
-        command = message["command"]
-        waiting.put(message)
+def _read(channel: Channel, caller: _Caller) -> dict[str, Any]:
+    """Return the next message; end this process when the calling process has ended."""
+    try:
+        return channel.receive()
+    except (EOFError, OSError):
+        caller.is_gone()
+    except Exception as fault:  # the caller shows what a process has said last, and ends the others
+        print(f"a message cannot be read: {fault}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def _beat(channel: Channel, ended: threading.Event, caller: _Caller) -> None:
