@@ -20,6 +20,7 @@ from seko_export.checkpoints.key_table import KeyTable, RandomForm, plain_spread
 from seko_export.config.build import ModelIdentity
 from seko_export.errors import MachineError, UsageError
 from seko_runtime.format.disk_faults import check_space, disk_faults
+from seko_runtime.format.safetensors_map import safetensors_head
 from seko_runtime.format.whole_files import check_file_place, whole_path
 from seko_runtime.host.faults import told_by_the_system
 
@@ -330,26 +331,12 @@ def _write_sharded(folder: Path, weights: _RandomWeights) -> None:
 
 def _write_safetensors(path: Path, content: Mapping[str, _Stored]) -> None:
     """Write a safetensors file tensor by tensor, with one tensor in memory at a time; the library's `save_file` needs
-    all of them.
-
-    The format: 8 bytes of header length, little endian; a JSON header of dtype, shape and byte range by key,
-    padded with spaces to a multiple of 8; the bytes.
-    """
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for key, tensor in content.items():
-        end = offset + tensor.nbytes
-        header[key] = {
-            "dtype": _DTYPE_NAMES[tensor.dtype],
-            "shape": tensor.shape,
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
+    all of them."""
+    entries = (
+        (key, _DTYPE_NAMES[tensor.dtype], tensor.shape, tensor.nbytes) for key, tensor in content.items()
+    )
     with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little"))
-        file.write(encoded)
+        file.write(safetensors_head(entries, {"format": "pt"}))
         for tensor in content.values():
             file.write(tensor.draw().view(torch.uint8).numpy().data)
 

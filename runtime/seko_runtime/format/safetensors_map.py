@@ -1,9 +1,11 @@
-"""Strict reader of safetensors in numpy; tensors are views of the bytes that were hashed."""
+"""Strict reader of safetensors in numpy, whose tensors are views of the bytes that were hashed; and what a writer puts
+before the tensors."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +32,29 @@ DTYPE_NAMES = {
     "I64": "int64",
     "BOOL": "bool",
 }
+
+
+def safetensors_head(
+    tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """Return the length and the header of a safetensors file; the bytes of the tensors follow, without gaps.
+
+    Parameters
+    ----------
+    tensors : iterable of (str, str, sequence of int, int)
+        Name, dtype as the format writes it (``"F32"``), shape and number of bytes of each tensor, in the file's order.
+    metadata : Mapping[str, str], optional
+        Texts for ``__metadata__``.
+    """
+    table: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, dtype, shape, nbytes in tensors:
+        end = offset + nbytes
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    header = json.dumps(table, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(PREFIX_BYTES, "little") + header
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from seko_runtime.errors import ArtifactError, ManifestError, SnapshotError, Usa
 from seko_runtime.format.artifact_files import FILE_FLAGS
 from seko_runtime.format.json_fields import Fields, parse_json
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.format.safetensors_map import map_safetensors
+from seko_runtime.format.safetensors_map import map_safetensors, safetensors_head
 from seko_runtime.format.whole_files import whole_file
 from seko_runtime.host.faults import lacks, machine_faults
 from seko_runtime.sessions.row_state import RowLayout, RowState, StateForm
@@ -101,14 +101,9 @@ class Snapshot:
         sizes = [(name, array.size) for name, array in sorted(parts.items())]
         if self._key is not None:
             sizes.append((_MAC, MAC_BYTES))
-        table, offset = {}, 0
-        for name, size in sizes:
-            table[name] = {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
-            offset += size
-        header = json.dumps(table, separators=(",", ":")).encode()
-        header += b" " * (-len(header) % 8)
+        head = safetensors_head((name, "U8", (size,), size) for name, size in sizes)
         blocks = [
-            memoryview(len(header).to_bytes(8, "little") + header),
+            memoryview(head),
             *(np.ascontiguousarray(array).data for _, array in sorted(parts.items())),
         ]
         if self._key is not None:

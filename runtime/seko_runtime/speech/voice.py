@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import path_of, shown
 from seko_runtime.errors import ArtifactError, InputFileError, UsageError
-from seko_runtime.format.safetensors_map import map_safetensors
+from seko_runtime.format.safetensors_map import map_safetensors, safetensors_head
 from seko_runtime.format.whole_files import whole_file
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.speech.prompts import Floats, checked_patches
@@ -65,15 +64,11 @@ class Voice:
         }
         if self.text:
             parts[_TEXT] = np.frombuffer(self.text.encode(), np.uint8)
-        table, offset = {}, 0
-        for name, array in parts.items():
-            dtype = "U8" if name == _TEXT else "F32"
-            ends = [offset, offset := offset + array.nbytes]
-            table[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": ends}
-        header = json.dumps(table).encode()
-        header += b" " * (-len(header) % 8)
-        arrays = (np.ascontiguousarray(array).tobytes() for array in parts.values())
-        return b"".join((len(header).to_bytes(8, "little"), header, *arrays))
+        head = safetensors_head(
+            (name, "U8" if name == _TEXT else "F32", array.shape, array.nbytes)
+            for name, array in parts.items()
+        )
+        return b"".join((head, *(np.ascontiguousarray(array).tobytes() for array in parts.values())))
 
     @classmethod
     def of_content(cls, content: bytes, name: str = "the voice") -> Voice:
