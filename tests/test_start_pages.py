@@ -12,6 +12,7 @@ import subprocess
 import sysconfig
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
+import seko_export
 from scripts.random_clip import write_random_clip
 from scripts.random_lora import random_pairs, write_lora
 from seko_export.cli import main
@@ -36,9 +38,11 @@ from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.video.media import open_media
+from seko_runtime.cli.commands import main as seko_run
 from seko_runtime.cli.parser import SUMMARIES, parse, parsers
 from seko_serve.cli import parser as serve_parser
 from tests.export.media_files import TEXT, write_tokenizer
+from tests.support.uncompiled import programs_as_they_are
 from tests.test_real_models import SMALL, VAE_2_1, save_pth
 
 ROOT = Path(__file__).parents[1]
@@ -287,16 +291,18 @@ def test_what_goes_wrong_is_said_so(page: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")  # of what torch's compiler imports
 def test_a_page_from_the_build_to_the_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The programs themselves, on a processor; not the voice of a recording, which a reader brings."""
+    """Uncompiled, on a processor; not the voice of a recording, which a reader brings."""
     lay_out("voxcpm2", tmp_path)
     monkeypatch.chdir(tmp_path)
-    for line in lines_of("voxcpm2", "seko-"):
-        if line[0] == "seko-serve" or line[1] == "doctor" or "--voice" in line:
-            continue
-        options = ["--target", "cpu"] if line[1] == "build" else []
-        done = subprocess.run(
-            [PROGRAMS / line[0], *line[1:], *options], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(seko_export, "build", partial(seko_export.build, compiler_cache=False))
+    with programs_as_they_are():
+        for line in lines_of("voxcpm2", "seko-"):
+            if line[0] == "seko-serve" or line[1] == "doctor" or "--voice" in line:
+                continue
+            if line[0] == "seko-run":
+                assert seko_run(line[1:]) == 0
+            else:
+                run([*line, *["--backend", "compile", "--target", "cpu"] * (line[1] == "build")])
     assert (tmp_path / "out.wav").read_bytes()[:4] == b"RIFF"

@@ -53,7 +53,7 @@ from tests.truth.eager_stream import same_bytes
 
 TINY = PRESETS["tiny"]
 FP4 = VideoBuild(TINY.model, VideoConfig(TINY.stream, Schedule.warped(), "fp4"), TargetConfig("cpu"))
-# Of `rows`, and of `media` but for its text encoder and VAE, which only engines of their own know.
+# Of `rows`.
 ROWS = VideoBuild(
     TINY.model,
     VideoConfig(StreamConfig(32, 32, 3, 1, 6, batch=2), Schedule.warped(), "fp32"),
@@ -109,7 +109,6 @@ def test_the_error_of_the_engines_stands_beside_that_of_rounding(fp4):
     assert engines.startswith("verified")
 
 
-@pytest.mark.shows("aoti")
 @pytest.mark.slow
 def test_exact_cache_on_a_cpu_is_fp32(rows):
     """It says so, with twice the bytes of bf16, and reports no error of a lossy track."""
@@ -120,7 +119,7 @@ def test_exact_cache_on_a_cpu_is_fp32(rows):
     assert 0 < rows.report["golden_rounding"] < TOLERANCES[torch.float32]["lossy"]
 
 
-@pytest.mark.parametrize("name", first_is_fast(["fp4", "small_artifact", "rows", "media"], 2))
+@pytest.mark.parametrize("name", first_is_fast(["fp4", "small_artifact", "rows"], 2))
 def test_nothing_of_this_machine_is_in_the_artifact(name, request):
     """No folder of the installation, no home, no temporary place, no user, no host."""
     built = request.getfixturevalue(name)
@@ -169,7 +168,7 @@ def workplace() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_piece_compiled_again_elsewhere_has_equal_bytes(media, tmp_path, workplace):
+def test_a_piece_compiled_again_elsewhere_has_equal_bytes(fp4, tmp_path, workplace):
     """Another process, folder, hash seed and cache. What goes into a package is not in the cache, where a build of the
     same code beside it would write the same files; and nothing lies where another user could have put it before."""
     again, cache, shared = workplace / "head.pt2", tmp_path / "cache", tmp_path / "shared"
@@ -179,9 +178,9 @@ def test_a_piece_compiled_again_elsewhere_has_equal_bytes(media, tmp_path, workp
         "from pathlib import Path\n"
         "from seko_export.backends.aoti import compile_piece\n"
         "from seko_export.backends.workers import make_engine\n"
-        "from tests.export.test_build import ROWS\n"
+        "from tests.export.test_build import FP4\n"
         "if __name__ == '__main__':\n"
-        "    make_engine(compile_piece, ROWS, 'head', Path(sys.argv[1]))\n"
+        "    make_engine(compile_piece, FP4, 'head', Path(sys.argv[1]))\n"
     )
     root = Path(__file__).parents[2]
     environ = os.environ | {
@@ -194,7 +193,7 @@ def test_a_piece_compiled_again_elsewhere_has_equal_bytes(media, tmp_path, workp
     command = [sys.executable, "-c", script, str(again)]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert again.read_bytes() == (media.folder / "engines/head.pt2").read_bytes()
+    assert again.read_bytes() == (fp4.folder / "engines/head.pt2").read_bytes()
     assert [*cache.rglob("*_metadata.json")] == []
     assert [path for path in shared.rglob("*") if not path.is_dir()] == []
 
@@ -271,6 +270,7 @@ def test_engine_writes_the_same_fp4_bytes(fp4):
             assert wanted[_written(piece, eager)].any()
 
 
+@pytest.mark.shows("aoti")
 def test_stream_equals_eager_past_two_wraps(fp4):
     """The runtime's latents against the eager session's, with the artifact's own weights."""
     stream = FP4.workload.stream

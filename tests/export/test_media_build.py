@@ -1,8 +1,12 @@
-"""An artifact with text encoder and VAE: its engines against their modules, its frames against the clip at once."""
+"""An artifact with text encoder and VAE: its frames against the clip at once; compiled engines against modules."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,26 +15,31 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from seko_export import BuildOptions, build
+from seko_export.backends.aoti import compile_piece
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule
-from seko_export.errors import NumericError
+from seko_export.errors import NumericError, UsageError
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
+from seko_export.host.compiler_cache import CACHE_VARIABLE
 from seko_export.lowering.agree import LEVELS, check_agrees, random_inputs
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 from seko_export.video.bounds import TOLERANCES, VIDEO_TOLERANCES
 from seko_export.video.media import prompt_ids
 from seko_export.video.recording import GOLDEN_PROMPT, encoded_text, video_step
+from seko_export.video.workload import VideoBuildResult
 from seko_runtime import open_artifact
 from seko_runtime.video.manifest import parse_video_manifest
-from tests.export.media_files import TEXT, VAE, write_tokenizer
+from tests.export.media_files import TEXT, VAE, write_text_encoder, write_tokenizer, write_vae
 from tests.export.test_cli import NUMERIC, last_json, rewrite_manifest
 from tests.support.stacked import eager_session, open_stacked
 from tests.support.tolerances import VAE as VAE_BAR
 from tests.support.tolerances import relative_error
+from tests.support.uncompiled import leave_uncompiled
 
 TINY = PRESETS["tiny"]
 STREAM = StreamConfig(32, 32, 3, 1, 6, batch=2)
@@ -39,6 +48,56 @@ CONFIG = VideoBuild(
 )
 MEDIA = ("text_start", "text_layer", "text_end", "vae_encode", "vae_decode_first", "vae_decode")
 EXACT = TOLERANCES[torch.float32]["exact"]
+# Torch's own warning, of what its compiler imports when a `compile` artifact is opened in this process.
+pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def programs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled when the artifact is opened here, nor in processes started here."""
+    leave_uncompiled(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory: pytest.TempPathFactory) -> VideoBuildResult:
+    """The tiny model with text encoder and VAE, two rows of 32x32 pixels; its engines are exported programs."""
+    home = tmp_path_factory.mktemp("media")
+    vae, text = write_vae(home / "vae"), write_text_encoder(home / "text_encoder")
+    asked = BuildOptions(
+        preset="tiny",
+        vae=vae,
+        text_encoder=text,
+        height=32,
+        width=32,
+        batch=(2,),
+        backend="compile",
+        target="cpu",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        leave_uncompiled(patch)
+        result = build(asked, home / "artifact", compiler_cache=False, note=lambda _: None)
+    assert isinstance(result, VideoBuildResult)
+    return result
+
+
+@pytest.fixture(scope="module")
+def packaged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that compiles a piece by AOTInductor, as a build does, and returns the package."""
+    home = tmp_path_factory.mktemp("packages")
+
+    @cache
+    def compiled(name: str) -> Path:
+        package = home / f"{name}.pt2"
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            torch._inductor.config.patch(compile_threads=1),
+            warnings.catch_warnings(action="ignore"),  # torch's own
+        ):
+            patch.setenv(CACHE_VARIABLE, str(home / "cache"))
+            compile_piece(CONFIG, make_pieces(CONFIG)[name], package)
+        return package
+
+    return compiled
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
@@ -55,7 +114,7 @@ def half_of(folder: Path, kind, *, frames: int):
 
 @pytest.mark.slow
 def test_what_is_in_it(media):
-    manifest = parse_video_manifest((media.folder / "manifest.json").read_bytes())
+    manifest = parse_video_manifest((media.artifact / "manifest.json").read_bytes())
     assert manifest.workload.text is not None
     assert (
         manifest.workload.text.tokens,
@@ -71,8 +130,8 @@ def test_what_is_in_it(media):
     assert manifest.workload.golden.video_step == 1
     assert manifest.workload.schedule.shift == 5.0
     assert set(MEDIA) < {engine.name for engine in manifest.engines}
-    assert 0 <= media.report["golden_video_error"] <= VIDEO_TOLERANCES[torch.float32]["exact"]
-    golden = load_file(media.folder / "golden/golden.safetensors")
+    assert 0 <= media.golden_video_error <= VIDEO_TOLERANCES[torch.float32]["exact"]
+    golden = load_file(media.artifact / "golden/golden.safetensors")
     assert golden["video.0"].shape == (2, 9, 32, 32, 3)
     assert golden["video.0"].dtype == torch.uint8
     assert golden["video.3"].shape == (2, 12, 32, 32, 3)
@@ -81,7 +140,7 @@ def test_what_is_in_it(media):
 
 @pytest.mark.slow
 def test_inspect_shows_text_and_video(media, invoke):
-    report = last_json(invoke("inspect", media.folder, "--json"))
+    report = last_json(invoke("inspect", media.artifact, "--json"))
     assert report["text"]["tokens"] == 32
     assert report["video"] == {
         "first_frames": 9,
@@ -93,12 +152,12 @@ def test_inspect_shows_text_and_video(media, invoke):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MEDIA)
-def test_engine_equals_its_module(media, name):
+@pytest.mark.parametrize("name", ["text_layer", "vae_encode", "vae_decode"])
+def test_engine_equals_its_module(packaged, name):
     """Every output; nothing that goes in is written."""
     piece = make_pieces(CONFIG)[name]
     inputs, untouched = random_inputs(piece, "cpu"), random_inputs(piece, "cpu")
-    package = str(media.folder / f"engines/{name}.pt2")
+    package = str(packaged(name))
     with torch.no_grad():
         wanted = FlatModule(piece)(*inputs)
         loader = torch._C._aoti.AOTIModelPackageLoader(package, "model", True, 1, -1)
@@ -116,10 +175,10 @@ def test_engine_equals_its_module(media, name):
 
 
 @pytest.mark.slow
-def test_an_engine_of_other_numbers_is_found(media):
+def test_an_engine_of_other_numbers_is_found(packaged):
     """What the build asks of each of them: the encoder's package does not pass for one with another deviation."""
     piece = make_pieces(CONFIG)["vae_encode"]
-    package = media.folder / "engines/vae_encode.pt2"
+    package = packaged("vae_encode")
     check_agrees(piece, package, "cpu")
     forward = piece.module.forward
     piece.module.forward = lambda *inputs: tuple(1.001 * result for result in forward(*inputs))
@@ -132,7 +191,7 @@ def test_an_engine_of_other_numbers_is_found(media):
 def test_frames_are_the_clip_decoded_at_once(media):
     """Four chunks of both rows, through caches and bytes, against one call of the plain VAE in float32."""
     with (
-        open_artifact(media.folder, device="cpu") as artifact,
+        open_artifact(media.artifact, device="cpu") as artifact,
         open_stacked(artifact, seeds=[3, 4]) as session,
     ):
         latents, frames = [], []
@@ -141,7 +200,7 @@ def test_frames_are_the_clip_decoded_at_once(media):
             latents.append(torch.from_numpy(chunk.to_host()))
             frames.append(chunk.video())
     assert [f.shape[1] for f in frames] == [9, 12, 12, 12]
-    clip = half_of(media.folder, VaeDecode, frames=12)(torch.cat(latents, dim=2))[0]
+    clip = half_of(media.artifact, VaeDecode, frames=12)(torch.cat(latents, dim=2))[0]
     wanted = ((clip.double() + 1) * 127.5).permute(0, 2, 3, 4, 1)  # [B, T, H, W, 3]
     got = torch.from_numpy(np.concatenate(frames, axis=1)).double()
     assert (got - wanted).abs().max() <= 0.5 + 1e-3  # rounding to a level, and of the layers in float32
@@ -150,8 +209,8 @@ def test_frames_are_the_clip_decoded_at_once(media):
 @pytest.mark.slow
 def test_a_sentence_is_encoded_as_the_golden_was(media):
     """The engine's embeddings lead to the golden's chunk; another sentence leads elsewhere."""
-    golden = load_file(media.folder / "golden/golden.safetensors")
-    with open_artifact(media.folder, device="cpu") as artifact:
+    golden = load_file(media.artifact / "golden/golden.safetensors")
+    with open_artifact(media.artifact, device="cpu") as artifact:
         with open_stacked(artifact, seeds=[0, 1], prompt=GOLDEN_PROMPT) as session:
             same = torch.from_numpy(session.run_chunk().to_host())
         with open_stacked(artifact, seeds=[0, 1], prompt="a blue square") as session:
@@ -164,9 +223,9 @@ def test_a_sentence_is_encoded_as_the_golden_was(media):
 def test_a_start_image_is_the_first_latent_frame(media):
     image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     video = torch.from_numpy(image).permute(2, 0, 1)[None, :, None].float() / 127.5 - 1
-    wanted = half_of(media.folder, VaeEncode, frames=1)(video)[0]
+    wanted = half_of(media.artifact, VaeEncode, frames=1)(video)[0]
     with (
-        open_artifact(media.folder, device="cpu") as artifact,
+        open_artifact(media.artifact, device="cpu") as artifact,
         open_stacked(artifact, seeds=[0, 1], image=image) as session,
     ):
         latents = torch.from_numpy(session.run_chunk().to_host())
@@ -176,13 +235,13 @@ def test_a_start_image_is_the_first_latent_frame(media):
 
 @pytest.mark.slow
 def test_the_eager_session_gives_the_same_frames(media):
-    weights = weights_of(media.folder)
-    ids = prompt_ids(media.folder / "text/tokenizer.json", CONFIG, GOLDEN_PROMPT)
+    weights = weights_of(media.artifact)
+    ids = prompt_ids(media.artifact / "text/tokenizer.json", CONFIG, GOLDEN_PROMPT)
     assert ids is not None
     text = encoded_text(CONFIG, weights, ids)
     assert text.shape == (2, 32, 64)
     assert not text[:, int((ids != 0).sum()) :].any()
-    golden = load_file(media.folder / "golden/golden.safetensors")
+    golden = load_file(media.artifact / "golden/golden.safetensors")
     assert torch.equal(text, golden["text"])
     with eager_session(CONFIG, weights, text, [0, 1]) as session:
         chunk = session.run_chunk()
@@ -192,9 +251,7 @@ def test_the_eager_session_gives_the_same_frames(media):
 @pytest.mark.slow
 def test_another_vae_does_not_verify(media, invoke, tmp_path):
     """The latents are right, the pictures are not: verify sees them."""
-    import shutil
-
-    folder = Path(shutil.copytree(media.folder, tmp_path / "copy"))
+    folder = Path(shutil.copytree(media.artifact, tmp_path / "copy"))
     for file in (folder / "weights").iterdir():
         tensors = load_file(file)
         if "vae.decoder.head.2.weight" in tensors:
@@ -225,8 +282,6 @@ def test_video_samples_fit_a_megabyte():
 
 
 def test_tokenizers_of_other_models_are_refused(tmp_path):
-    from seko_export.errors import UsageError
-
     write_tokenizer(tmp_path / "tokenizer.json")
     tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["disc"] = TEXT.vocab_size

@@ -17,13 +17,12 @@ from seko_export.build_steps import build_artifact
 from seko_export.config.schedule import Schedule
 from seko_export.media.load import load_vae
 from seko_export.media.vaes import vae_config_of
-from seko_export.media.wan_vae import config as wan_vae_config
 from seko_export.media.wan_vae.config import VAE_PRESETS
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_runtime import open_artifact
 from tests.support.stacked import open_stacked
-from tests.support.uncompiled import leave_uncompiled, programs_as_they_are
+from tests.support.uncompiled import leave_uncompiled
 
 LAST_LEVEL = 1  # of 255: rounding of a number that lies between two
 PRESET = "wan-5b-tiny"
@@ -121,25 +120,3 @@ def test_a_vae_is_written_once_and_in_known_forms(tmp_path: Path, capsys: pytest
     wrong = ["--vae", "wan-2.2-tiny", "--format", "self-forcing", "-o", str(tmp_path / "b")]
     assert make_checkpoint(wrong) == 2
     assert "is written as wan or diffusers" in capsys.readouterr().err
-
-
-@pytest.mark.slow  # another build; parts alone are built in test_decode_parts.py
-def test_fp8_layers_and_a_vae_that_decodes_in_parts_are_built(
-    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The goldens need the layers in bf16, which are the checkpoint's, and of the VAE nothing more."""
-    monkeypatch.setattr(wan_vae_config, "MOST_ACTIVATION_BYTES", 1)
-    folder = published / "Wan2.2-TI2V-5B"
-    resolved = resolve_build(BuildOptions(folder, vae=folder / "Wan2.2_VAE.pth", target="cpu"))
-    config = resolved.config.changed(schedule=Schedule.warped((1000.0, 500.0)), fused=True, fp8=True)
-    with programs_as_they_are():
-        build_artifact(
-            config,
-            folder,
-            tmp_path / "artifact",
-            media=resolved.media,
-            backend="compile",
-            compiler_cache=False,
-        )
-        with open_artifact(tmp_path / "artifact") as opened:
-            assert max(map(len, opened.manifest.programs.values())) > 2

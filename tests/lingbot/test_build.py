@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -24,12 +23,9 @@ STREAM_BAR = 5e-5
 CHUNKS = 4  # past the wrap: the cache holds 5 latent frames, a chunk is 2
 
 
-@pytest.mark.parametrize("scheme", ["fp32", pytest.param("fp4", marks=pytest.mark.slow)])
-def test_it_is_built_verified_and_replayed(
-    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The exact one is held to the eager model. Programs run as they are; test_gpu.py compiles them."""
-    config, checkpoint = lingbot_config(scheme), random_checkpoint()
+def test_it_is_built_verified_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is held to the eager model. Programs run as they are; test_gpu.py compiles them, also over an FP4 cache."""
+    config, checkpoint = lingbot_config("fp32"), random_checkpoint()
     save_file(checkpoint, tmp_path / "tiny.safetensors")
     leave_uncompiled(monkeypatch)
     built = build_artifact(
@@ -57,9 +53,6 @@ def test_it_is_built_verified_and_replayed(
             with pytest.raises(UsageError, match="input 'camera' is required for every chunk"):
                 session.run_chunk()
             chunks = [session.run_chunk(step).to_host() for step in steps]
-    if scheme != "fp32":
-        assert all(np.isfinite(latents).all() for latents in chunks)
-        return
     with eager_session(config, weights_of(config, checkpoint), torch.from_numpy(text), [3]) as session:
         for replayed, step in zip(chunks, steps, strict=True):
             eager = torch.from_numpy(session.run_chunk(step).to_host())

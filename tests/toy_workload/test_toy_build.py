@@ -1,4 +1,4 @@
-"""The toy built by the exporter's own API: verified, opened, pooled, saved. Compiled, in the slow tier alone."""
+"""The toy built by the exporter's own API: verified, opened, pooled, saved. GPUs compile it (test_toy_workload.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -74,8 +74,8 @@ def build_uncompiled(folder: Path) -> None:
     assert set(result.engine_s) == set(model.MODULES)
 
 
-def build_compiled(folder: Path) -> None:
-    """Build it, its workload installed beside the packages as an entry point says."""
+def build_in_processes(folder: Path) -> None:
+    """Build it as a user does, in processes that find its workload installed beside the packages by its entry point."""
     beside = folder.with_name(f"{folder.name}-installed")
     info = beside / "toy_speech-0.1.dist-info"
     info.mkdir(parents=True)
@@ -95,19 +95,16 @@ def build_compiled(folder: Path) -> None:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", path)
-        result = build_artifact(CONFIG, checkpoint, folder)
+        patch.setenv(UNCOMPILED, "1")
+        result = build_artifact(CONFIG, checkpoint, folder, backend="compile", compiler_cache=False)
     assert result.report()["kernels"] == "plain"
     assert set(result.engine_s) == set(model.MODULES)
 
 
-@pytest.fixture(
-    scope="module",
-    params=first_is_fast([build_uncompiled, build_compiled]),
-    ids=["uncompiled", "compiled"],
-)
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The artifact; not to be changed. That it is there says that it was verified."""
-    return made_once(tmp_path_factory, f"toy-{request.param.__name__}", request.param)
+    return made_once(tmp_path_factory, "toy-built", build_uncompiled)
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +131,13 @@ def test_the_manifest_is_the_one_that_was_written_by_hand(built: Path) -> None:
     assert manifest.workload.golden.steps == GOLDEN_STEPS
 
 
-def test_it_verifies_and_its_sessions_join_pause_and_leave(built: Path) -> None:
+@pytest.mark.parametrize("build_toy", first_is_fast([build_uncompiled, build_in_processes]))
+def test_it_verifies_and_its_sessions_join_pause_and_leave(
+    build_toy: Callable[[Path], None], built: Path, tmp_path: Path
+) -> None:
+    if build_toy is build_in_processes:
+        built = tmp_path / "built"
+        build_in_processes(built)
     with open_artifact(built) as artifact:
         assert [error.within for error in artifact.verify()] == [True]
         with artifact.open_pool() as pool:
