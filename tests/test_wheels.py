@@ -1,20 +1,16 @@
-"""The three wheels: what they say of themselves, and the main job where nothing else of this repository is."""
+"""The three wheels: what they say of themselves, and that two builds are equal. tests/outside/ uses them."""
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import time
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from scripts.sbom import wheel_metadata
-from tests.support.lone_runtime import LINKED, build_wheel, make_venv, outside_environment
-from tests.support.manifest_schema import check_manifest
+from tests.support.lone_runtime import build_wheel
 
 pytestmark = pytest.mark.slow
 
@@ -53,28 +49,3 @@ def test_two_builds_of_a_wheel_are_equal(tmp_path, monkeypatch):
         made.append(build_wheel("kernels", folder).read_bytes())
         time.sleep(2.1)  # a zip's times are of two seconds
     assert made[0] == made[1]
-
-
-def test_the_three_wheels_alone_build_and_run(wheels, tmp_path):
-    """In an empty environment, outside the repository: links to other libraries, no path to this tree."""
-    make_venv(tmp_path / "venv", *wheels, linked=LINKED)
-    work = tmp_path / "work"
-    work.mkdir()
-    build = ("seko-export", "build", "--preset", "tiny", "--height", "32", "--width", "32", "--target", "cpu")
-    for command in (
-        (*build, "-o", "made", "--json"),
-        ("seko-run", "run", "made", "--chunks", "1", "-o", "out.npy", "--json"),
-    ):
-        done = subprocess.run(
-            [tmp_path / "venv/bin" / command[0], *command[1:]],
-            cwd=work,
-            env=outside_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "error" not in json.loads(done.stdout)
-        assert str(ROOT) not in done.stderr
-    check_manifest(work / "made")
-    assert np.isfinite(np.load(work / "out.npy")).all()

@@ -16,12 +16,20 @@ import pytest
 
 from tests.serve.browser import browser_path, open_page
 from tests.serve.processes import free_port
-from tests.support.lone_runtime import LINKED, build_project, build_wheel, make_venv, outside_environment
+from tests.support.lone_runtime import (
+    LINKED,
+    build_project,
+    build_wheel,
+    install_into,
+    make_venv,
+    outside_environment,
+)
+from tests.support.manifest_schema import check_manifest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"
 WEATHER = Path(__file__).parent / "weather"
-SERVING = ("ftfy", "av", "pillow", "starlette", "uvicorn", "websockets", "prometheus_client")
+SERVING = ("av", "pillow", "starlette", "uvicorn", "websockets", "prometheus_client")
 
 
 def blocks(language: str) -> list[str]:
@@ -46,10 +54,11 @@ def test_what_the_page_shows_stands_in_the_example() -> None:
 
 @pytest.mark.slow
 def test_it_is_installed_built_run_and_served(tmp_path: Path) -> None:
-    wheels = [build_wheel(name, tmp_path) for name in ("runtime", "kernels", "seko_export", "serve")]
+    """Outside the repository: the three wheels alone build and run it, and with the server's it is served."""
+    wheels = [build_wheel(name, tmp_path) for name in ("runtime", "kernels", "seko_export")]
     shutil.copytree(WEATHER, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__"))
     make_venv(
-        tmp_path / "venv", *wheels, build_project(tmp_path / "project", tmp_path), linked=(*LINKED, *SERVING)
+        tmp_path / "venv", *wheels, build_project(tmp_path / "project", tmp_path), linked=(*LINKED, "ftfy")
     )
     programs = tmp_path / "venv/bin"
     environment = outside_environment() | {"HOME": str(tmp_path)}
@@ -66,12 +75,14 @@ def test_it_is_installed_built_run_and_served(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, f"{command}: {done.stderr[-2000:]}"
-        assert str(ROOT / "runtime") not in done.stderr
+        assert not re.search(rf"{ROOT}/(runtime|kernels|seko_export/(?!sample))", done.stderr)
         said[" ".join([name, *words[:1]])] = done.stdout
+    check_manifest(tmp_path / "artifact")
     assert re.search(r"family\s+weather", said["seko-export inspect"])
     east, west = (np.load(tmp_path / f"{way}.npy").astype(int) for way in ("east", "west"))
     assert east.shape == west.shape
     assert abs(east - west).max() > 0
+    install_into(tmp_path / "venv", build_wheel("serve", tmp_path), linked=SERVING)
     _serve(programs, serve, tmp_path, environment)
 
 

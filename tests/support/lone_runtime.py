@@ -69,6 +69,11 @@ def build_project(project: Path, folder: Path) -> Path:
 def make_venv(folder: Path, *wheels: Path, linked: Sequence[str] = ("torch", "numpy")) -> None:
     """Make a venv of some wheels, and of links to distributions that are installed here."""
     venv.create(folder, with_pip=False)
+    install_into(folder, *wheels, linked=linked)
+
+
+def install_into(folder: Path, *wheels: Path, linked: Sequence[str]) -> None:
+    """Install wheels into a venv, and links to distributions that are installed here."""
     python = folder / "bin/python"
     query = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = Path(
