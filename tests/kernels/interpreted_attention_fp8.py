@@ -31,11 +31,11 @@ CASES = [
 ]
 
 
-# Each two of case, tiles and splits meet in every combination.
+# Each case and all tiles meet whole and cut.
 MET = [
-    pytest.param(case, tiles, (1, 3)[(i + j) % 2], id=f"{case.name}-{tiles}-{(1, 3)[(i + j) % 2]}")
+    pytest.param(case, TILES[(i + j) % 4], splits, id=f"{case.name}-{TILES[(i + j) % 4]}-{splits}")
     for i, case in enumerate(CASES)
-    for j, tiles in enumerate(TILES)
+    for j, splits in enumerate((1, 3))
 ]
 
 

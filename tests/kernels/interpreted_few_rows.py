@@ -31,13 +31,18 @@ from tests.support.tolerances import FUSED, relative_error
 EPS, SCALE = 1e-5, 0.25
 
 
+SIZES = [(1, 48, 64, 1), (5, 40, 100, 1), (22, 33, 130, 3), (37, 16, 256, 2)]  # rows, outer, inner, splits
+FORMS = ["norm", "gated", "added", "added fp8"]
+
+
+# Each two of sizes, form and kernel meet in every combination.
 @pytest.mark.parametrize(
-    ("rows", "outer", "inner", "splits"),
-    [(1, 48, 64, 1), (5, 40, 100, 1), (22, 33, 130, 3), (37, 16, 256, 2)],
+    ("sizes", "form", "warpgroup"),
+    [(sizes, form, (i + j) % 2 == 1) for i, sizes in enumerate(SIZES) for j, form in enumerate(FORMS)],
+    ids=str,
 )
-@pytest.mark.parametrize("form", ["norm", "gated", "added", "added fp8"])
-@pytest.mark.parametrize("warpgroup", [False, True], ids=["usual", "warpgroup"])
-def test_linear_layers(rows: int, outer: int, inner: int, splits: int, form: str, warpgroup: bool) -> None:
+def test_linear_layers(sizes: tuple[int, int, int, int], form: str, warpgroup: bool) -> None:
+    rows, outer, inner, splits = sizes
     torch.manual_seed(rows)
     fp8, gated, added = form.endswith("fp8"), form == "gated", form.startswith("added")
     if fp8:

@@ -1,4 +1,4 @@
-"""Expanding NVFP4 values: the reference is exact for every code and scale; the package and the GPU give its bits."""
+"""Expanding NVFP4 values: the reference is exact for every code and scale; a GPU gives its bits."""
 
 from __future__ import annotations
 
@@ -80,13 +80,6 @@ class ExpandModule(torch.nn.Module):
 
     def forward(self, codes: Tensor, scales: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         return kv_expand(FP4, codes, scales, g, DTYPES[0]), kv_expand(FP4, codes, scales, g, DTYPES[1])
-
-
-def test_cpu_package_gives_the_bits_of_eager(package_runner: Callable[..., Any]) -> None:
-    args = random_cache(21, 2, 48)
-    engine = package_runner(ExpandModule(), args)
-    for ours, expected in zip(engine(list(args)), ExpandModule()(*args), strict=True):
-        assert torch.equal(bits(ours), bits(expected))
 
 
 @pytest.mark.gpu
