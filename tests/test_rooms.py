@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import tokenize
 import tomllib
 from collections.abc import Callable
 from functools import cache
@@ -176,43 +175,3 @@ def test_the_search_finds_what_is_planted(
         (tmp_path / name).write_text(f"{line}\n", encoding="utf-8")
     places = found_in([tmp_path], wanted, but="backends")
     assert {where.partition(":")[0] for where in places} == {"planted.py"}
-
-
-# Rooms of the exporter that serve every workload, and what they may not speak of.
-EVERY_WORKLOAD = (
-    *("artifact", "goldens", "lowering", "roofline", "build_steps.py"),
-    *("backends/aoti.py", "backends/base.py", "backends/compile.py", "backends/workers.py"),
-)
-OF_VIDEO = re.compile(r"(frame|ring|chunk|prompt|latent|picture|video)s?")
-FROM_ELSEWHERE = {
-    '"chunk"',
-    '"unsafe_chunk"',
-    '"aten.chunk"',
-    "frame_tokens",
-}  # torch's ops, a kernel's parameter
-
-
-def words_of_video(path: Path) -> list[str]:
-    """Return where names, comments and strings of a file have a word of video, alone or as a part of a name."""
-    with path.open(encoding="utf-8") as file:
-        return [
-            f"{path.name}:{token.start[0]}: {token.string.strip()}"
-            for token in tokenize.generate_tokens(file.readline)
-            if token.type in (tokenize.NAME, tokenize.COMMENT, tokenize.STRING)
-            and token.string not in FROM_ELSEWHERE
-            and any(OF_VIDEO.fullmatch(word.lower()) for word in re.split(r"[^A-Za-z]+", token.string))
-        ]
-
-
-def test_rooms_for_every_workload_have_no_words_of_video() -> None:
-    places = [HOMES["seko_export"] / name for name in EVERY_WORKLOAD]
-    files = [file for place in places for file in (place.rglob("*.py") if place.is_dir() else [place])]
-    assert len(files) > len(EVERY_WORKLOAD)
-    assert [line for file in sorted(files) for line in words_of_video(file)] == []
-
-
-@pytest.mark.parametrize("line", ["ring_slots = 3", "x = manifest.video", "# the last chunk", "'of Latents'"])
-def test_a_word_of_video_is_found(tmp_path: Path, line: str) -> None:
-    planted = tmp_path / "planted.py"
-    planted.write_text(f"string = coloring\n{line}\n", encoding="utf-8")
-    assert [place.split(":")[1] for place in words_of_video(planted)] == ["2"]
