@@ -21,7 +21,7 @@ from tests.support.stacked import eager_session
 from tests.support.tiers import first_is_fast
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 
-CHUNKS = 14  # of 3 frames into a sink of 1 and a ring of 6: the first that evicts is the third
+CHUNKS = 9  # of 3 frames into a sink of 1 and a ring of 6: the first that evicts is the third
 LAYOUTS = {
     "exact": {},
     "fp4": {"scheme": "fp4"},
@@ -47,12 +47,12 @@ def life_of(session: Session, text: torch.Tensor) -> Iterator[bytes]:
     """Chunks and caches past the wrap, with a new prompt, a rebuilt cache and a row that begins anew."""
     rebuilds = session.manifest.has_context
     for number in range(CHUNKS):
-        if number == 6:
+        if number == 4:
             session.set_text(text.numpy()[::-1].copy(), recache=rebuilds)
-        if number == 9:
+        if number == 5:
             session.restart_row(1, seed=4)
         yield session.run_chunk().to_host().tobytes()
-        if number in (0, 6, CHUNKS - 1):
+        if number in (0, 4, CHUNKS - 1):
             sample = session.cache_sample(1)
             yield from (sample[name].tobytes() for name in sorted(sample))
 

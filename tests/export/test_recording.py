@@ -153,7 +153,11 @@ def resident(request: pytest.FixtureRequest) -> tuple[VideoBuild, Recorded]:
     return config, recorded(config, None)
 
 
-@pytest.mark.parametrize("share", first_is_fast(SHARES))
+@pytest.mark.parametrize(
+    ("resident", "share"),
+    first_is_fast([*zip(LAYOUTS, [*SHARES, *SHARES], strict=True), ("on the host anyway", "some of them")]),
+    indirect=["resident"],
+)
 def test_caches_that_exceed_the_device_are_recorded_from_the_host_byte_for_byte(
     resident: tuple[VideoBuild, Recorded], share: str
 ) -> None:

@@ -33,8 +33,7 @@ with open_artifact(sys.argv[1]) as artifact:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("number", "rank"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 1)])
 def test_a_rank_that_dies_or_stands_still_ends_the_group_with_one_error(
     two: Built, number: signal.Signals, rank: int
 ) -> None:
@@ -70,35 +69,38 @@ def test_a_kill_at_any_moment_ends_one_group_and_no_other(two: Built) -> None:
     assert [report["error"][:11] for report in killed] == ["rank 0 of 2", "rank 1 of 2"]
 
 
-def test_closing_ends_all_processes_and_another_thread_is_not_disturbed(two: Built) -> None:
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for temporary files, of torch, which unpacks each engine there, as of the group."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_closing_ends_all_processes_and_leaves_no_thread_and_no_file(two: Built, temporary: Path) -> None:
     before = threading.active_count()
     artifact = open_artifact(two.folder)
     members = artifact.processes
+    assert list(temporary.iterdir()) != []
     artifact.close()
     artifact.close()
     assert not any(map(is_running, members))
     assert threading.active_count() <= before
+    assert list(temporary.iterdir()) == []
     with pytest.raises(SessionClosedError):
         artifact.open_session()
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_nothing_stays_in_the_temporary_folder(
-    two: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
-) -> None:
-    """Of torch, which unpacks each engine there, as of the group."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_nothing_stays_in_the_temporary_folder_of_killed_ranks(two: Built, temporary: Path) -> None:
     with open_artifact(two.folder) as artifact:
         artifact.open_session().run_chunk().to_host()
-        assert list(tmp_path.iterdir()) != []
-        if killed:
-            os.kill(artifact.processes[0], signal.SIGKILL)
-            await_all(artifact.processes)
-    assert list(tmp_path.iterdir()) == []
+        assert list(temporary.iterdir()) != []
+        os.kill(artifact.processes[0], signal.SIGKILL)
+        await_all(artifact.processes)
+    assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_no_process_outlives_the_caller(two: Built, number: signal.Signals) -> None:
     script = CALLER.format(then="[session.run_chunk() for _ in range(10**9)]")
     command = [sys.executable, "-c", script, str(two.folder)]

@@ -66,8 +66,7 @@ def test_a_stopped_rank_is_noticed_whatever_is_asked(group: RankGroup, patient: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("patient", [True, False])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("rank", "patient"), [(0, True), (1, False)])
 def test_a_rank_that_is_stopped_in_the_midst_of_its_answer_is_noticed(
     group: RankGroup, patient: bool, rank: int
 ) -> None:

@@ -104,7 +104,7 @@ def share(picture: np.ndarray, colour: tuple[int, int, int]) -> float:
     return float((np.abs(picture.astype(int) - colour).max(-1) < 70).mean())
 
 
-def test_the_sample_plays_for_ten_seconds_and_its_disc_changes_colour(
+def test_the_sample_plays_for_seconds_and_its_disc_changes_colour(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     sample = made_once(tmp_path_factory, "serve-sample", make_sample)
@@ -113,7 +113,7 @@ def test_the_sample_plays_for_ten_seconds_and_its_disc_changes_colour(
         page.until("!document.getElementById('start').disabled")
         write(page, "a red disc bouncing on a dark background")
         page.until(f"{FRAMES} > 0")
-        count = 10 * page.value(
+        count = 4 * page.value(
             "Number(document.getElementById('model').textContent.match(/(\\d+) frames/)[1])"
         )
         numbers, pictures = watched(page, count)

@@ -17,7 +17,6 @@ from seko_serve.client import Client
 from seko_serve.live.workload import check_served
 from tests.runtime import toy, toy_whole
 from tests.support.shared import made_once
-from tests.support.small_artifact import small_artifact_once
 
 from .artifacts import ENVIRONMENT, make_single
 from .processes import served
@@ -54,15 +53,6 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
             assert process.poll() is None
             time.sleep(0.05)
         yield Started(single, url, log, process)
-
-
-@pytest.mark.slow  # what is refused, the test below shows of a manifest; exit codes, those of folders and ports
-def test_an_artifact_without_a_vae_is_refused_by_the_command(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    code, words = refused(small_artifact_once(tmp_path_factory), "--port", 0)
-    assert code == 3
-    assert words.endswith("seko-serve: this artifact has no VAE and makes no video; rebuild it with --vae\n")
 
 
 def test_an_artifact_without_a_vae_is_refused() -> None:

@@ -175,7 +175,7 @@ EVENTS = st.lists(st.sampled_from(["chunk"] * 6 + ["prompt", "leave"]), min_size
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(layouts(), EVENTS, st.integers(1, 3), st.randoms())
 def test_every_token_is_read_as_itself(layout, events, sessions, random):
     """Calls of any rows in any order; prompt switches rebuild caches, rows that leave are cleared for whoever joins."""
