@@ -18,6 +18,7 @@ from seko_export.families.wan.presets import PRESETS
 from seko_runtime import Session, open_artifact
 from tests.support.no_host_sync import no_host_sync
 from tests.support.one_launch import events_of_one_launch
+from tests.support.rows import rows_of
 from tests.support.stacked import open_stacked
 
 from .resident_copy import resident_copy
@@ -114,7 +115,7 @@ def test_what_was_page_locked_is_given_back(built: tuple[Path, Path]) -> None:
     for _ in range(3):
         with open_artifact(built[0]) as artifact, open_stacked(artifact) as session:
             session.run_chunk().to_host()
-            homes = session._rows.device().layers.homes
+            homes = rows_of(session).device().layers.homes
             addresses = {home.data_ptr(): home.nbytes for home in homes.values()}
             tensors = list(
                 homes.values()

@@ -30,6 +30,7 @@ from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.pool import Pool, Session
 from tests.support.asked import resolved
+from tests.support.rows import rows_of
 from tests.support.stacked import eager_session, open_rows
 from tests.support.tolerances import STEP, relative_error
 
@@ -124,11 +125,11 @@ def begin(batch: Session, streams: Mapping[int, Session]) -> None:
     other within rounding here, and what is compared bit for bit begins with the same ones.
     """
     batch.set_text(np.concatenate([text_of(number) for number in streams]))
-    live = batch._rows.device()
+    live = rows_of(batch).device()
     for place, (number, session) in enumerate(streams.items()):
         for name in live.prompt_buffers:
             own = live.row_of(name, place)
-            pools = session._pool._rows.device().row_of(name, session._row)
+            pools = rows_of(session._pool).device().row_of(name, session._row)
             assert relative_error(pools, own) <= STEP[torch.float32], name
             own.copy_(pools)
         batch.restart_row(place, seed=number)
@@ -162,9 +163,9 @@ def test_rows_at_different_chunks_and_buckets_are_streams_of_their_own(
         apart, chunks_of = {}, {a: [], b: []}
         for number, session in ((1, a), (2, b)):
             begin(batches[1], {number: session})
-            apart[session] = batches[1]._rows.store(0)
+            apart[session] = rows_of(batches[1]).store(0)
         for who in ([a], [a, b], [b, a], [b], [a, b], [a], [b, a], [a, b]):
-            alone = batches[len(who)]._rows
+            alone = rows_of(batches[len(who)])
             for place, session in enumerate(who):
                 alone.load(place, apart[session])
             wanted = batches[len(who)].run_chunk().to_host()
@@ -192,7 +193,7 @@ def test_a_call_with_an_empty_place_leaves_every_other_session_as_it_was(
         sessions = [pool.open_session(seed=n, text=text_of(n)) for n in range(5)]
         pool.run(sessions[:4])
         sessions[4].run_chunk()
-        live = pool._rows.device()
+        live = rows_of(pool).device()
         idle = {row: {name: t.clone() for name, t in live.tensors(row).items()} for row in (1, 4)}
         pool.run([sessions[0], sessions[3], sessions[2]])
         for row, state in idle.items():
@@ -206,9 +207,11 @@ def test_slots_that_hold_nothing_yet_may_hold_nan(scheme: str, weights: dict[str
     with eager_pool(config_of(scheme), weights) as pool:
         session = pool.open_session(seed=3, text=text_of(3))
         wanted = batch_latents(config_of(scheme, None), weights, {3: session}, 3)
-        state = pool._rows.device().tensors(0)
+        state = rows_of(pool).device().tensors(0)
         for chunk in wanted:
-            filled = pool._rows.streams.clocks.ring.valid_frames(pool._rows.streams.clocks.state(0).first)
+            filled = rows_of(pool).streams.clocks.ring.valid_frames(
+                rows_of(pool).streams.clocks.state(0).first
+            )
             for tensor in config_of(scheme).kv.cache_tensors:
                 before = STREAM.sink_frames * (tensor.part == "ring")
                 if (name := f"kv.{tensor.name}") in filler:

@@ -34,6 +34,7 @@ from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.manifest import Golden, VideoManifest, parse_video_manifest
 from tests.runtime import toy, toy_pool, toy_whole
 from tests.runtime.eager_backend import EagerBackend
+from tests.support.rows import rows_of
 from tests.support.small_artifact import build_small_artifact
 from tests.support.stacked import open_stacked
 
@@ -200,7 +201,7 @@ def _write_golden(folder: Path, manifest: VideoManifest, golden: Golden) -> None
         given["reference"] = tensors[golden.reference] = reference_of(manifest)
     with open_artifact(folder) as artifact, open_stacked(artifact, golden.seeds, **given) as session:
         if golden.text is not None:
-            tensors[golden.text] = session._rows.device().buffers["text.embeddings"].numpy().copy()
+            tensors[golden.text] = rows_of(session).device().buffers["text.embeddings"].numpy().copy()
         for number in range(golden.chunks[-1] + 1):
             chunk = session.run_chunk()
             if number in golden.chunks:

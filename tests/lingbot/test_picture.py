@@ -47,6 +47,7 @@ from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint
 from tests.support.asked import resolved
 from tests.support.cameras import camera, chunk_of
 from tests.support.given_pictures import opening_with
+from tests.support.rows import rows_of
 from tests.support.stacked import open_rows, stacked_session
 from tests.support.tolerances import ORACLE, relative_error
 
@@ -84,7 +85,7 @@ def opened(weights: dict[str, torch.Tensor], **more: object) -> Iterator[Session
 
 
 def condition_buffer(session: Session) -> torch.Tensor:
-    return session._rows.device().buffers["input.condition"][0]
+    return rows_of(session).device().buffers["input.condition"][0]
 
 
 def test_the_table_of_a_picture_is_made_by_the_engines(weights) -> None:

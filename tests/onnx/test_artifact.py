@@ -25,6 +25,7 @@ from seko_runtime.opening.artifact import check_artifact
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 from tests.conftest import Built
 from tests.runtime.toy import file_entries
+from tests.support.rows import rows_of
 from tests.support.stacked import open_stacked
 
 from .forms import ODD, ROWS, onnx_artifact
@@ -123,7 +124,7 @@ def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
         for name, file in PASSES.items()
     }
     with open_artifact(built.folder) as artifact, open_stacked(artifact, seeds=[5, 6]) as session:
-        live, number = session._rows.device(), artifact.manifest.workload.schedule.denoise_passes
+        live, number = rows_of(session).device(), artifact.manifest.workload.schedule.denoise_passes
         state: dict[str, Any] = {}  # each cache's layers, which the passes hand on
 
         def run(name: str, turn: int) -> None:

@@ -14,6 +14,7 @@ from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.video.manifest import Golden, VideoManifest
 from tests.support.manifest_schema import check_manifest
+from tests.support.rows import rows_of
 
 from . import toy, toy_whole
 
@@ -62,7 +63,7 @@ def golden_tensors(golden: Golden) -> dict[str, Any]:
     step = golden.video_step
     tensors: dict[str, Any] = {}
     with toy_whole.open_whole(len(golden.seeds), seeds=golden.seeds) as session:
-        tensors["text"] = session._rows.device().buffers["text.embeddings"].numpy().copy()
+        tensors["text"] = rows_of(session).device().buffers["text.embeddings"].numpy().copy()
         for number in range(golden.chunks[-1] + 1):
             chunk = session.run_chunk()
             if number in golden.chunks:

@@ -21,6 +21,7 @@ from seko_runtime.format.manifest import Buffer, Call, FileEntry
 from seko_runtime.video.contract import resolve_video, video_contract
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 from seko_runtime.video.session import Session
+from tests.support.rows import rows_of
 from tests.support.stacked import stacked_session
 
 from . import toy
@@ -94,7 +95,7 @@ def test_what_a_chunk_moves_is_each_layer_once_a_pass_and_back_once(seats: int) 
         session.run_chunk()
         memory.moved.clear()
         session.run_chunk()
-        homes = session._rows.device().layers.homes
+        homes = rows_of(session).device().layers.homes
     if not seats:
         assert not homes
         assert memory.host == {}

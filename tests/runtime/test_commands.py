@@ -13,6 +13,7 @@ import pytest
 from seko_runtime import Pool, open_artifact
 from seko_runtime.cli.commands import main
 from seko_runtime.video.workload import WORKLOAD
+from tests.support.rows import rows_of
 
 from . import toy, toy_inputs, toy_pool, toy_whole
 from .conftest import Edit
@@ -32,7 +33,7 @@ def test_info_shows_the_size_of_a_saved_session(whole_folder: Path, tmp_path: Pa
     """Read off the manifest alone, and what a session's file holds beside its header."""
     with open_artifact(whole_folder) as artifact, artifact.open_session() as session:
         session.save(tmp_path / "saved")
-        size = session._pool._rows.layout().nbytes  # `Pool.session_bytes`, of a pool with one session
+        size = rows_of(session._pool).layout().nbytes  # `Pool.session_bytes`, of a pool with one session
     assert main(["info", str(whole_folder)]) == 0
     assert f"session  {size} bytes when it is paused or saved" in capsys.readouterr().out.splitlines()
     assert main(["info", str(whole_folder), "--json"]) == 0

@@ -20,6 +20,7 @@ from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.schedule import Passes, rescheduled, schedule_tables, warped_timesteps
 from seko_runtime.video.session import Session
+from tests.support.rows import rows_of
 
 from . import toy, toy_whole
 from .toy_whole import HEIGHT, WIDTH, open_whole, whole_manifest
@@ -175,7 +176,7 @@ def test_what_is_no_array_is_a_usage_error(odd: object) -> None:
         for use in (
             lambda: session.restart_row(0, image=odd),
             lambda: session.restart_row(0, reference=odd),
-            lambda: session._rows.set_conditioning(0, latents=odd),
+            lambda: rows_of(session).set_conditioning(0, latents=odd),
             lambda: checked_samples(odd, 1),
             lambda: checked_poses(odd),
             lambda: recorded_intrinsics(odd, HEIGHT, WIDTH),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from seko_runtime.errors import EngineRunError, SessionClosedError, StaleChunkError, UsageError
 from seko_runtime.video.decoding import FRAME_BLOCKS
 from seko_runtime.video.session import Session
+from tests.support.rows import rows_of
 from tests.support.stacked import stacked_session
 
 from . import toy, toy_whole
@@ -208,7 +209,7 @@ def test_after_a_restart_a_stream_yields_the_new_streams_first_chunk() -> None:
         expected = [alone.run_chunk().video().tobytes() for _ in range(2)]
     with open_whole(seeds=(1,)) as stacked:
         (session,) = stacked.sessions
-        stacked._rows.decoder().overlaps = True
+        rows_of(stacked).decoder().overlaps = True
         endless = session.stream()
         next(endless)
         with pytest.raises(UsageError, match="has not given out"):
@@ -292,6 +293,6 @@ def test_a_memory_that_warms_up_leaves_no_trace_in_the_frames() -> None:
     with open_whole(2, memory=Warm(), engines={"vae_decode": decode}) as warm, open_whole(2) as cold:
         assert calls[0] == 4  # two rows, twice
         for name in ("vae.cache.00", "vae.cache.01", "video", "video.first", "decode.latents"):
-            assert not warm._rows.device().buffers[name].any()
+            assert not rows_of(warm).device().buffers[name].any()
         for _ in range(4):
             assert warm.run_chunk().video().tobytes() == cold.run_chunk().video().tobytes()

@@ -17,6 +17,7 @@ from seko_runtime.backends.cuda_memory import CudaLane, CudaMemory
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.video.decoding import FRAME_BLOCKS
 from tests.support.no_host_sync import no_host_sync
+from tests.support.rows import rows_of
 from tests.support.stacked import Stacked, open_stacked, stacked_session
 
 from . import toy_whole
@@ -162,7 +163,7 @@ def test_a_rebuilt_cache_is_the_eager_sessions(built_cuda_whole: Path) -> None:
 def test_lanes_have_streams_and_pools_of_their_own(built_cuda_whole: Path) -> None:
     skip_unless_captured(built_cuda_whole)
     with open_artifact(built_cuda_whole) as artifact, open_stacked(artifact) as session:
-        memory, lane = session._rows.memory, session._rows.device().decoder._lane  # type: ignore[union-attr]
+        memory, lane = rows_of(session).memory, rows_of(session).device().decoder._lane  # type: ignore[union-attr]
         assert lane._stream.cuda_stream != memory.stream.cuda_stream  # type: ignore[attr-defined]
         assert lane._pool != memory._pool  # type: ignore[attr-defined]
         assert len(lane._graphs) == 4  # type: ignore[attr-defined] # two rows, first and steady

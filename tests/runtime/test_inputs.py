@@ -17,6 +17,7 @@ from seko_runtime.format.manifest import Buffer, InputSpec
 from seko_runtime.sessions.snapshot import read_snapshot
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.pool import Pool, Session
+from tests.support.rows import rows_of
 from tests.support.stacked import stacked_session
 
 from . import toy, toy_pool, toy_whole
@@ -118,7 +119,7 @@ def test_a_rebuilt_cache_sees_what_each_kept_chunk_saw(chunks: int) -> None:
                 session.run_chunk(inputs)
             if rebuild:
                 session.set_text(toy.toy_text(), recache=True)
-            return pool._rows.cache_sample(1)
+            return rows_of(pool).cache_sample(1)
 
     rebuilt, as_made = cache(change=False, rebuild=True), cache(change=False, rebuild=False)
     if chunks * toy.CHUNK <= toy.CACHE:  # nothing was evicted: the same frames in the same slots
@@ -157,7 +158,7 @@ def test_what_a_snapshot_says_of_inputs_is_no_copy_of_the_stream(tmp_path: Path)
     """Ranks are sent both, and each had got the caches of all."""
     with open_pool() as pool, begun(pool) as session:
         session.save(tmp_path / "session")
-        rows = pool._rows
+        rows = rows_of(pool)
         state = read_snapshot(tmp_path / "session", pool._digests, rows.layout(), rows.form)
         assert not rows.device().tensors(0).keys() & state.arrays.keys()
         assert rows.streams.inputs.layout().keys() == state.arrays.keys()

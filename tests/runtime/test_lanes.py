@@ -18,6 +18,7 @@ from seko_runtime.backends.cuda_memory import CudaLane
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.sessions.row_moves import RowMoves
 from seko_runtime.video.decoding import FRAME_BLOCKS
+from tests.support.rows import rows_of
 from tests.support.stacked import StackedChunk
 
 from .order_watch import FakeMemory, RaceError, Watch, World
@@ -89,7 +90,7 @@ def test_the_streams_are_two_and_a_chunk_does_not_wait_for_the_decoding_of_the_o
 ) -> None:
     memory = FakeMemory(world)
     with Watch(world), open_whole(2, memory=memory) as session:
-        decoder = session._rows.device().decoder
+        decoder = rows_of(session).device().decoder
         assert decoder is not None
         lane = decoder._lane
         assert isinstance(lane, CudaLane)
@@ -99,7 +100,7 @@ def test_the_streams_are_two_and_a_chunk_does_not_wait_for_the_decoding_of_the_o
             session.run_chunk()
         decoded = world.clocks[beside][beside]
         ordered_after: list[bool] = []
-        real = session._rows.device().replays
+        real = rows_of(session).device().replays
 
         def seen(work: Any) -> Any:
             def go() -> None:
@@ -144,7 +145,7 @@ def test_a_session_closes_and_its_streams_are_used_again(world: World) -> None:
     for _ in range(3):
         memory = FakeMemory(world)
         with open_whole(2, memory=memory) as session:
-            lane = session._rows.device().decoder._lane  # type: ignore[union-attr]
+            lane = rows_of(session).device().decoder._lane  # type: ignore[union-attr]
             names.append((memory.stream.name, lane._stream.name))  # type: ignore[attr-defined]
             assert np.asarray(session.run_chunk().video()).size
     assert len(set(names)) == 1

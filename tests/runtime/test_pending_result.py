@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from seko_runtime import Pool, Session
 from seko_runtime.errors import DeviceMemoryError
 from tests.serve.toys import world_opener
+from tests.support.rows import rows_of
 
 Step = tuple[str, Any]
 KEYS = st.lists(st.sampled_from(["KeyW", "KeyA", "KeyL", "ArrowUp"]), max_size=2, unique=True)
@@ -75,7 +76,7 @@ class Stream:
     def _fail(self) -> None:
         """Let a call fail when it is queued, which no argument brings about: the rows are the pool's own."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self._pool._rows, "run", self._lacks)
+            patch.setattr(rows_of(self._pool), "run", self._lacks)
             with pytest.raises(DeviceMemoryError):
                 self._pool.serve_next()
 

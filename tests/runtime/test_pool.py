@@ -23,6 +23,7 @@ from seko_runtime.errors import (
 )
 from seko_runtime.sessions.rows import check_room
 from seko_runtime.video.pool import Session, SessionLeakWarning
+from tests.support.rows import rows_of
 
 from . import toy_pool
 from .pool_stories import FILL_CHUNKS, PROMPTS, Story, closing, take
@@ -122,7 +123,7 @@ def test_nothing_of_an_owner_is_left_for_the_next() -> None:
         first = pool.open_session(seed=1, prompt=PROMPTS[1])
         for _ in range(4):
             first.run_chunk()
-        state = pool._rows.device().tensors(0)
+        state = rows_of(pool).device().tensors(0)
         for tensor in state.values():
             tensor.fill_(float("nan") if tensor.dtype.is_floating_point else 77)
         first.close()
@@ -141,7 +142,7 @@ def test_places_that_no_session_fills_touch_the_spare_row_alone() -> None:
     with closing(open_pool()) as pool:
         sessions = [pool.open_session(seed=i, prompt=PROMPTS[0]) for i in range(4)]
         pool.run(sessions)
-        live = pool._rows.device()
+        live = rows_of(pool).device()
         before = {row: {n: t.clone() for n, t in live.tensors(row).items()} for row in (1, 3)}
         pool.run([sessions[2], sessions[0]])
         pool.run([sessions[0], sessions[2]])
@@ -264,14 +265,14 @@ def test_a_paused_sessions_lease_runs_out_and_its_host_memory_comes_back() -> No
         leased, unleased = (pool.open_session(prompt=PROMPTS[0], name=name, lease_s=lease)
                         for name, lease in (("leased", 10.0), ("unleased", None)))  # fmt: skip
         stored: list[Any] = []
-        store = pool._rows.store
+        store = rows_of(pool).store
 
         def watched(row: int) -> Any:
             state = store(row)
             stored.append(weakref.ref(state.tensors))
             return state
 
-        pool._rows.store = watched  # type: ignore[method-assign]
+        rows_of(pool).store = watched  # type: ignore[method-assign]
         leased.pause()
         unleased.pause()
         now[0] = 9.0
@@ -354,7 +355,7 @@ def test_a_pool_is_closed_also_where_warnings_are_errors() -> None:
         with pytest.raises(SessionLeakWarning):
             pool.close()
     assert session.closed
-    assert pool._rows.closed
+    assert rows_of(pool).closed
 
 
 def test_sessions_of_many_threads() -> None:

@@ -13,6 +13,7 @@ import pytest
 from seko_runtime.errors import EngineRunError, TornStreamError
 from seko_runtime.video.chunk_programs import variant_starts
 from seko_runtime.video.pool import Session
+from tests.support.rows import rows_of
 
 from . import toy, toy_pool
 from .order_watch import FakeMemory, World
@@ -41,7 +42,7 @@ def test_the_chunks_with_which_a_variant_begins_follow_from_the_manifest() -> No
         session = pool.open_session(seed=0, prompt=PROMPTS[0])
         variants = []
         for _ in range(FILL_CHUNKS + 3):
-            variants += pool._rows.variants([0])
+            variants += rows_of(pool).variants([0])
             session.run_chunk()
         changes = [chunk for chunk in range(1, len(variants)) if variants[chunk] != variants[chunk - 1]]
         assert changes == list(variant_starts(pool.manifest))
@@ -156,7 +157,7 @@ def test_a_call_of_two_launches_fails_as_one(engine: str, call: int) -> None:
         with pytest.raises(EngineRunError, match="planted"):
             run(0, 1)
         failing.calls_left = -1
-        assert [pool._rows.streams.clocks.chunks_made(session._running_row()) for session in sessions] == [
+        assert [rows_of(pool).streams.clocks.chunks_made(session._running_row()) for session in sessions] == [
             1,
             FILL_CHUNKS,
         ]

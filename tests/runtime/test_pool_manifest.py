@@ -19,6 +19,7 @@ from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.local_rows import LocalVideoRows
 from seko_runtime.video.manifest import parse_video_manifest
 from tests.runtime import toy
+from tests.support.rows import rows_of
 
 from .toy_pool import BUCKETS, SESSIONS, open_pool, pool_manifest
 
@@ -94,7 +95,7 @@ class OpenedEngines:
     """What `open_pool` needs of an open artifact's engines."""
 
     def open_rows(self, _: object) -> LocalVideoRows:
-        return open_pool()._rows
+        return rows_of(open_pool())
 
 
 def test_an_artifact_keeps_no_pool_that_is_closed() -> None:

@@ -35,6 +35,7 @@ from seko_runtime.sessions import membership as membership_module
 from seko_runtime.sessions import pool as pool_module
 from seko_runtime.sessions import session as session_module
 from seko_runtime.video.pool import Session, SessionLeakWarning
+from tests.support.rows import rows_of
 from tests.support.tiers import first_is_fast
 
 from .pool_stories import PROMPTS, Story, closing, take
@@ -275,7 +276,7 @@ class PoolUnderFaults(RuleBasedStateMachine):
         return SESSIONS - sum(session._row is not None for session, _ in self.stories)
 
     def chunks_made(self, session: Session) -> int:
-        return self.pool._rows.streams.clocks.chunks_made(session._running_row())
+        return rows_of(self.pool).streams.clocks.chunks_made(session._running_row())
 
     @invariant()
     def each_row_has_one_owner_or_none(self) -> None:

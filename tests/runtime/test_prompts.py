@@ -16,6 +16,7 @@ from seko_runtime.errors import EngineRunError, TornStreamError, UsageError
 from seko_runtime.format.manifest import Buffer, InputSpec, TensorSpec
 from seko_runtime.video.prompts import PromptCache, PromptKey
 from seko_runtime.video.text import prompt_key
+from tests.support.rows import rows_of
 
 from . import toy, toy_pool, toy_whole
 from .toy_whole import PROMPT, open_whole, whole_manifest
@@ -110,7 +111,7 @@ def test_any_order_of_prompts_gives_the_rows_what_they_asked_for(
                     [*(other for other in cached if other != prompt), prompt][-capacity:] if capacity else []
                 )
             assert (session.stats.prompt_cache_hits, session.stats.prompt_cache_misses) == (hits, misses)
-            live = session._rows.device()
+            live = rows_of(session).device()
             for row, prompt in enumerate(prompts):
                 assert torch.equal(live.buffers["text.embeddings"][row], text_of(prompt)[0])
                 assert torch.equal(live.buffers["prompt.mean"][row], text_of(prompt).mean(1)[0])
@@ -287,7 +288,7 @@ def test_a_cached_prompt_brings_nothing_that_another_input_went_into() -> None:
     ) as session:
         for words in ("a blue ring", PROMPT, ["a blue ring", PROMPT], ["a red disc", "a blue ring"]):
             session.set_prompt(words)
-            means = session._rows.device().buffers["prompt.mean"]
+            means = rows_of(session).device().buffers["prompt.mean"]
             for row, sentence in enumerate([words] * 2 if isinstance(words, str) else words):
                 assert torch.equal(means[row], text_of(sentence).mean(1)[0] + torch.from_numpy(pictures[row]))
         session.set_inputs({"picture": pictures + 1})

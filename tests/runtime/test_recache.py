@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from seko_runtime.errors import EngineRunError
 from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.ring import Ring
+from tests.support.rows import rows_of
 
 from . import toy, toy_whole
 from .toy_whole import open_whole, whole_weights
@@ -238,6 +239,6 @@ def test_frame_numbers_go_on_and_slots_begin_again() -> None:
 
 def test_an_endless_stream_counts_frames_past_any_table() -> None:
     with open_whole() as session:
-        session._rows.streams.clocks.first += 1 << 40
-        session._rows.streams.clocks.slot_first += 1 << 40
+        rows_of(session).streams.clocks.first += 1 << 40
+        rows_of(session).streams.clocks.slot_first += 1 << 40
         assert session.run_chunk().frames.tolist() == [[1 << 40, (1 << 40) + 1]]

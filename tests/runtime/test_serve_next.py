@@ -19,6 +19,7 @@ from seko_runtime.errors import (
 )
 from seko_runtime.sessions.call_times import KEPT, CallTimes
 from seko_runtime.video.pool import Pool, Session
+from tests.support.rows import rows_of
 
 from . import toy_pool
 from .pool_stories import FILL_CHUNKS, PROMPTS, closing, take
@@ -229,7 +230,7 @@ def test_sessions_ask_open_and_close_while_the_device_works(monkeypatch: pytest.
 
             return wait
 
-        monkeypatch.setattr(pool._rows, "calls_done", calls_done)
+        monkeypatch.setattr(rows_of(pool), "calls_done", calls_done)
         served: list[tuple[Session, Any]] = []
         thread = threading.Thread(target=lambda: served.extend(pool.serve_next()))
         thread.start()
@@ -253,7 +254,7 @@ def test_a_call_whose_end_cannot_be_waited_for_has_advanced_its_sessions(
         (session,) = opened(pool, 1)
         session.request_chunk(FAR)
         with monkeypatch.context() as patch:
-            patch.setattr(pool._rows.memory, "park", park)
+            patch.setattr(rows_of(pool).memory, "park", park)
             with pytest.raises(EnvironmentLacksError):
                 pool.serve_next()
         assert session.due is None

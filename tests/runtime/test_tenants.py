@@ -12,6 +12,7 @@ from seko_runtime.errors import PoolFullError, SnapshotError, UsageError
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.prompts import PromptCache, PromptKey
 from seko_runtime.video.text import MAX_PROMPT_LETTERS
+from tests.support.rows import rows_of
 
 from . import toy_whole
 from .pool_stories import PROMPTS, Story, closing, take
@@ -147,7 +148,7 @@ def test_many_prompts_of_one_owner_do_not_push_out_anothers_few() -> None:
 def test_prompts_of_a_session_that_ended_take_no_place() -> None:
     """They are nobody's: nobody could find them."""
     with closing(open_pool()) as pool:
-        prompts = pool._rows._prompts
+        prompts = rows_of(pool)._prompts
         assert prompts is not None
         session = pool.open_session(prompt=PROMPTS[0])
         session.set_prompt(PROMPTS[1])

@@ -28,6 +28,7 @@ from seko_runtime.format.manifest import Target
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.decoding import FRAME_BLOCKS
 from seko_runtime.video.pool import Pool
+from tests.support.rows import rows_of
 
 from . import toy_pool, toy_whole
 from .pool_stories import FILL_CHUNKS, PROMPTS, Story, closing, take
@@ -105,9 +106,9 @@ class SlowDevice:
 
     def __init__(self, pool: Pool, row: int) -> None:
         self.waited_for, self.let_go = threading.Event(), threading.Event()
-        blocks = pool._rows.decoder()._blocks
-        self.row, self.finished, self.park = row, blocks.finished, pool._rows.memory.park
-        blocks.finished, pool._rows.memory.park = self.slow_frames, self.slow_copies
+        blocks = rows_of(pool).decoder()._blocks
+        self.row, self.finished, self.park = row, blocks.finished, rows_of(pool).memory.park
+        blocks.finished, rows_of(pool).memory.park = self.slow_frames, self.slow_copies
 
     def wait(self) -> None:
         self.waited_for.set()

@@ -34,6 +34,7 @@ from tests.seko_talk.streams import (
     talk_config,
     weights_of,
 )
+from tests.support.rows import rows_of
 from tests.support.stacked import eager_session
 from tests.support.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 from tests.truth.eager_stream import random_text
@@ -175,7 +176,7 @@ def test_a_client_finds_no_byte_of_the_one_before_and_nothing_is_allocated_for_i
     def bytes_of(pool: Pool, session: Session) -> dict[str, bytes]:
         return {
             name: np.asarray(tensor.contiguous().view(torch.uint8)).tobytes()
-            for name, tensor in pool._rows.device().tensors(session._running_row()).items()
+            for name, tensor in rows_of(pool).device().tensors(session._running_row()).items()
         }
 
     with opened(config) as fresh:

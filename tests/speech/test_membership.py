@@ -26,6 +26,7 @@ from seko_runtime.speech.prompts import Floats, SpeechPrompt, assemble
 from seko_runtime.speech.session import SpeechSession
 from seko_runtime.speech.voice import NO_VOICE, Voice
 from tests.speech.toy_speech import BUCKETS, MARKS, PLACES, C, P, Tokens, alone, manifest, open_pool
+from tests.support.rows import rows_of
 
 VOICES = (NO_VOICE, Voice(reference=np.full((5, P, C), 0.4, np.float32)))
 
@@ -169,7 +170,7 @@ class Story(RuleBasedStateMachine):
 
     @invariant()
     def rows_share_no_place(self) -> None:
-        places = sorted(self.pool._rows._taken())
+        places = sorted(rows_of(self.pool)._taken())
         ends = [start + count for start, count in places]
         assert all(end <= start for end, (start, _) in zip(ends, places[1:], strict=False))
         assert not ends or ends[-1] < PLACES  # the last place is nobody's

@@ -16,6 +16,7 @@ from seko_runtime.sessions.snapshot import Snapshot, read_snapshot
 from seko_runtime.speech.pool import SpeechPool
 from tests.speech.texts import said_alone, same
 from tests.speech.toy_speech import open_pool
+from tests.support.rows import rows_of
 
 
 def test_a_pause_at_any_time_changes_nothing(pool: SpeechPool) -> None:
@@ -87,7 +88,7 @@ def test_snapshots_of_rows_that_cannot_be_are_refused(tmp_path: Path) -> None:
         pool.step([session])
         session.save(tmp_path / "saved")
         session.close()
-        rows = pool._rows
+        rows = rows_of(pool)
         state = read_snapshot(tmp_path / "saved", pool._digests, rows.layout(), rows.form)
         for changed in (
             {"positions": 33},

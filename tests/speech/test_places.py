@@ -11,6 +11,7 @@ from seko_runtime.errors import (
 from seko_runtime.speech.pool import SpeechPool
 from tests.runtime.order_watch import FakeMemory, made_world
 from tests.speech.toy_speech import PLACES, open_pool
+from tests.support.rows import rows_of
 
 
 def test_places_are_those_that_sessions_ask_for(pool: SpeechPool) -> None:
@@ -49,6 +50,6 @@ def test_a_cache_that_an_engine_takes_whole_has_no_gaps(monkeypatch: pytest.Monk
     """Its layers would have gaps between them if an engine took each alone."""
     memory = FakeMemory(made_world(monkeypatch))
     with open_pool(memory, buckets=(2,)) as pool:
-        device = pool._rows.device()
+        device = rows_of(pool).device()
         assert device.buffers["k"].is_contiguous()
         assert not memory.allocate(device.specs["k"]).is_contiguous()

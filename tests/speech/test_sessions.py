@@ -20,6 +20,7 @@ from seko_runtime.speech.prompts import SpeechPrompt
 from seko_runtime.speech.voice import Voice
 from tests.speech.texts import LIMITS, TEXTS, VOICES, said_alone, said_in_turn, same
 from tests.speech.toy_speech import C, P, open_pool
+from tests.support.rows import rows_of
 
 
 def test_some_texts_end_by_their_flag_and_some_at_their_limit() -> None:
@@ -121,16 +122,16 @@ def test_a_flag_may_be_read_one_step_late_and_the_surplus_patch_is_dropped(pool:
         row = session._running_row()
         patches = [patch for _ in range(len(wanted) + 1) for patch in pool.step([session])]
         assert patches.pop() is None
-        assert pool._rows.row(row).patches == len(wanted) + 1  # the surplus one was made
+        assert rows_of(pool).row(row).patches == len(wanted) + 1  # the surplus one was made
         same(patches, wanted)
         with pytest.raises(UsageError, match="no text to speak, or has spoken it"):
             pool.step([session])
         same(list(session.speak(text)), wanted)
         assert (
-            pool._rows.row(row).patches == len(wanted) + 1
+            rows_of(pool).row(row).patches == len(wanted) + 1
         )  # the device had its next call before the flag was read
         same(list(session.speak(text, ahead=0)), wanted)
-        assert pool._rows.row(row).patches == len(wanted)
+        assert rows_of(pool).row(row).patches == len(wanted)
 
 
 def test_a_text_ends_when_it_is_finished_or_its_loop_is_left_or_its_session_goes(pool: SpeechPool) -> None:

@@ -15,6 +15,7 @@ from seko_runtime.speech.session import SpeechSession
 from tests.runtime.order_watch import FakeMemory, World, made_world
 from tests.speech.texts import TEXTS, said_alone, said_in_turn, same
 from tests.speech.toy_speech import BUCKETS, SESSIONS, open_pool
+from tests.support.rows import rows_of
 
 
 @pytest.mark.parametrize("bucket", BUCKETS)
@@ -128,15 +129,15 @@ def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pyt
     with open_pool(FakeMemory(world), buckets=(2,)) as pool:
         first, second = pool.open_session(seed=1), pool.open_session(seed=2)
         first.begin("hallo")
-        launches = pool._rows.launches
+        launches = rows_of(pool).launches
         patches = pool.step([first])
-        assert pool._rows.launches == launches + 2  # a prefill and a step
+        assert rows_of(pool).launches == launches + 2  # a prefill and a step
         first.pause()
         second.begin("aa")
         pool.step([second])
         first.resume()
         patches += [pool.step([first, second])[0], pool.step([first])[0]]
-        assert pool._rows.launches == launches + 6
+        assert rows_of(pool).launches == launches + 6
         same([patch for patch in patches if patch is not None], said_alone("hallo", seed=1)[:3])
         sound_in = np.arange(1, 12, dtype=np.float32) / 8
         second.voice = voice = pool.encode_voice(sound_in, continued=sound_in, text="no")

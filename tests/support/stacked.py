@@ -24,6 +24,7 @@ from seko_runtime.video.pool import Pool
 from seko_runtime.video.rows import VideoRows
 from seko_runtime.video.session import Session
 from seko_runtime.video.video_stream import QueuedChunks, VideoStream
+from tests.support.rows import rows_of
 
 Engines = Mapping[str, Callable[[list[Any]], Sequence[Any]]]
 
@@ -67,7 +68,7 @@ class Stacked:
 
     @property
     def _rows(self) -> Any:
-        return self.pool._rows
+        return rows_of(self.pool)
 
     @property
     def manifest(self) -> VideoManifest:

@@ -27,6 +27,7 @@ from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.sessions.snapshot import Snapshot, read_snapshot
 from tests.runtime import toy
 from tests.runtime.order_watch import FakeMemory, World, made_world
+from tests.support.rows import rows_of
 from tests.toy_workload import model
 from tests.toy_workload.workload import WORKLOAD, ToyPool, ToySession
 
@@ -96,7 +97,7 @@ def test_a_flag_is_read_one_step_late_and_the_surplus_step_is_dropped() -> None:
         row, samples = session._running_row(), said(session)
         assert len(samples) == len(alone(words))
         assert session.closed
-        assert pool._rows.positions[row] == len(words) + len(samples) + 1
+        assert rows_of(pool).positions[row] == len(words) + len(samples) + 1
 
 
 def test_too_many_words_and_positions_are_refused() -> None:
@@ -137,7 +138,7 @@ def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_al
                         pool.open_session(words)
             elif step == "step":
                 these = data.draw(st.lists(st.sampled_from(running), min_size=1, unique=True))
-                whole = [s for s in these if pool._rows.positions[s._running_row()] < model.POSITIONS]
+                whole = [s for s in these if rows_of(pool).positions[s._running_row()] < model.POSITIONS]
                 for session, samples in zip(whole, pool.step(whole) if whole else [], strict=True):
                     if samples is not None:
                         words_and_samples[session][1].append(samples)
@@ -176,7 +177,7 @@ def test_a_snapshot_goes_on_in_another_pool_and_foreign_ones_are_refused(tmp_pat
 
 def _restore_at(pool: ToyPool, path: Path, position: int) -> None:
     """Restore a snapshot whose row is said to be elsewhere."""
-    rows = pool._rows
+    rows = rows_of(pool)
     state = read_snapshot(path, pool._digests, rows.layout(), rows.form)
     moved = replace(state, numbers=replace(state.numbers, position=position))
     Snapshot(moved, pool._digests).save(path)
@@ -188,7 +189,7 @@ def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pyt
     memory = FakeMemory(world)
     with open_pool(memory) as pool:
         first, second = pool.open_session(WORDS[0]), pool.open_session(WORDS[1])
-        launches = pool._rows.launches
+        launches = rows_of(pool).launches
         assert launches == 2  # a prefill each
         pool.step([first])
         first.pause()
@@ -197,7 +198,7 @@ def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pyt
         pool.step([second, third])
         first.resume()
         samples = pool.step([first, second, third])
-        assert pool._rows.launches == launches + 5
+        assert rows_of(pool).launches == launches + 5
         np.testing.assert_allclose(samples[0], alone(WORDS[0])[1], **NEAR)
         for session in (first, second, third):
             session.close()
@@ -261,9 +262,9 @@ def test_on_a_gpu_each_step_is_one_launch_of_a_captured_graph(tmp_path: Path) ->
         assert [error.within for error in artifact.verify()] == [True]
         with artifact.open_pool() as pool:
             sessions = [pool.open_session(words) for words in WORDS[:3]]
-            assert len(pool._rows.device().replays) == len(model.LENGTHS) + len(model.BUCKETS)
-            before, steps = pool._rows.launches, [pool.step(sessions) for _ in range(2)]
-            assert pool._rows.launches == before + 2
+            assert len(rows_of(pool).device().replays) == len(model.LENGTHS) + len(model.BUCKETS)
+            before, steps = rows_of(pool).launches, [pool.step(sessions) for _ in range(2)]
+            assert rows_of(pool).launches == before + 2
             for number, words in enumerate(WORDS[:3]):
                 for place, wanted in enumerate(alone(words)[:2]):
                     np.testing.assert_allclose(steps[place][number], wanted, rtol=1e-4, atol=1e-5)

@@ -23,6 +23,7 @@ from seko_runtime.format.manifest import FileEntry
 from seko_runtime.video.manifest import parse_video_manifest
 from seko_runtime.video.session import Session
 from tests.export.test_pool_pieces import eager_pool
+from tests.support.rows import rows_of
 from tests.support.stacked import eager_session
 from tests.support.tiers import first_is_fast
 from tests.support.tolerances import STEP, relative_error
@@ -174,7 +175,7 @@ def test_a_rebuilt_cache_has_them_again():
     """Nothing was evicted yet and the prompt is the same: rebuilt from nothing, the stream goes on as it would."""
     with two_rows_after_three_chunks() as (session, text, wanted):
         for row in range(2):
-            session._rows.device().clear_cache(row)
+            rows_of(session).device().clear_cache(row)
         session.set_text(text, recache=True)
         assert np.array_equal(session.run_chunk().to_host(), wanted[3])
 
@@ -224,7 +225,7 @@ def test_sessions_of_a_pool_have_their_own(scheme, buckets, tmp_path: Path):
         def of_batch(reference: torch.Tensor, chunks: int) -> list[np.ndarray]:
             """A batch makes its prompts at once, a pool one by one: it gets the pool's."""
             with eager_session(config, weights, text, [5, 6], reference=reference) as batch:
-                live, pooled = batch._rows.device(), pool._rows.device()
+                live, pooled = rows_of(batch).device(), rows_of(pool).device()
                 for name in live.prompt_buffers:
                     for row, session in enumerate((a, b)):
                         live.row_of(name, row).copy_(pooled.row_of(name, session._row))

@@ -46,6 +46,7 @@ from seko_runtime.speech import contract, golden
 from seko_runtime.speech.artifact import SpeechArtifact, speech_artifact
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.prompts import SpeechPrompt
+from tests.support.rows import rows_of
 from tests.support.shared import made_once
 from tests.support.tolerances import ORACLE, relative_error
 from tests.support.uncompiled import UNCOMPILED, programs_as_they_are
@@ -129,7 +130,7 @@ def check_steps(
     prompt_tensors, steps = original_steps(config, model)
     speech_prompt = SpeechPrompt(*(prompt_tensors[name].numpy() for name in ("ids", "is_audio", "patches")))
     with artifact.open_pool() as pool, pool.open_session(seed=1) as session:
-        rows, device = pool._rows, pool._rows.device()
+        rows, device = rows_of(pool), rows_of(pool).device()
         session.begin_prompt(speech_prompt, STEPS)
         row = session._running_row()
         while rows.row(row).pending is not None:

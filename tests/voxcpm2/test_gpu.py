@@ -15,6 +15,7 @@ from seko_export import build
 from seko_export.speech.options import SpeechOptions
 from seko_runtime import open_artifact
 from seko_runtime.speech.artifact import SpeechArtifact, speech_artifact
+from tests.support.rows import rows_of
 from tests.voxcpm2.models import with_heads
 from tests.voxcpm2.test_build import numbers, write_folder
 
@@ -52,7 +53,7 @@ def test_goldens_hold(artifact: SpeechArtifact) -> None:
 def test_a_step_is_one_launch(artifact: SpeechArtifact) -> None:
     with artifact.open_pool() as pool, pool.open_session(seed=1) as session:
         list(session.speak(TEXTS[0], patches=2))
-        rows, row = pool._rows, session._running_row()
+        rows, row = rows_of(pool), session._running_row()
         device = rows.device()
         with rows.memory.ordered():
             launches, _ = device.step(numbers(rows, row))

@@ -27,6 +27,7 @@ from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import Floats, assemble
 from seko_runtime.speech.tokens import SpeechTokenizer
+from tests.support.rows import rows_of
 from tests.support.shared import made_once
 from tests.support.tolerances import relative_error
 from tests.voxcpm2.eager_speech import EagerSpeech
@@ -91,7 +92,7 @@ def test_a_session_says_what_the_engines_make_one_by_one(folder: Path) -> None:
     with opened(folder, 1, (1,)) as pool, pool.open_session(seed=7) as session:
         session.voice = session.encode_voice(sound(1, 5 * PLAIN.patch_size * PLAIN.vae.encoder_stride - 3))
         sounds = list(session.speak(TEXTS[1], patches=6))
-        ids = pool._rows.token_ids(TEXTS[1])
+        ids = rows_of(pool).token_ids(TEXTS[1])
         prompt = assemble(ids, PLAIN.patch_shape, reference=session.voice.reference)
     assert len(prompt.ids) > PREFILL[-1]
     parts = dict(zip(("ids", "is_audio", "patches"), prompt.arrays, strict=True))

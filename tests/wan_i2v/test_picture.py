@@ -30,6 +30,7 @@ from seko_runtime.video.session import Session
 from tests.export.vae_oracle import SMALL, VaeOracle
 from tests.seko_talk.streams import seen_by, write_clip
 from tests.support.given_pictures import opening_with
+from tests.support.rows import rows_of
 from tests.support.stacked import stacked_session
 from tests.support.tiers import first_is_fast
 from tests.support.tolerances import VAE, relative_error
@@ -85,7 +86,7 @@ def opened(config: VideoBuild, weights: dict[str, torch.Tensor], **more: object)
 
 
 def input_buffer(session: Session, name: str) -> torch.Tensor:
-    return session._rows.device().buffers[f"input.{name}"][0].clone()
+    return rows_of(session).device().buffers[f"input.{name}"][0].clone()
 
 
 @pytest.mark.parametrize("last_frame", first_is_fast([3, 1, 31]))
