@@ -31,6 +31,7 @@ from seko_serve.client import AsyncClient
 from seko_serve.http.connections import HttpConnection
 from seko_serve.protocol import Media
 
+from .clients import session_of, socket_of
 from .conftest import Running, Starter
 from .test_server import PROMPT, alone, http, pictures, run, watch
 
@@ -304,7 +305,7 @@ def test_a_socket_that_takes_nothing_is_given_up(start: Starter, monkeypatch: py
 
     async def test(new_client: Callable[[], AsyncClient]) -> None:
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
-        while http(f"{server.url}/v1/sessions/{client._id}")[1]["attached"]:
+        while http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"]:
             await asyncio.sleep(0.02)
 
     run(test, server)
@@ -397,8 +398,7 @@ def test_a_second_control_of_one_id_is_rejected(start: Starter) -> None:
         async def send() -> None:
             client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
             for text in ("c", "b"):
-                assert client._socket is not None
-                await client._socket.send(json.dumps({"type": "prompt", "id": "same", "text": text}))
+                await socket_of(client).send(json.dumps({"type": "prompt", "id": "same", "text": text}))
             _, messages = await watch(client, 4)
             receipts = [
                 (message["type"], message.get("code")) for message in messages if message.get("id") == "same"
@@ -560,9 +560,8 @@ def test_sockets_and_messages_of_one_caller_have_rates(
 
     async def test(new_client: Callable[[], AsyncClient]) -> None:
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
-        assert client._socket is not None
         for number in range(30):
-            await client._socket.send(json.dumps({"type": "ping", "t": number}))
+            await socket_of(client).send(json.dumps({"type": "ping", "t": number}))
         kinds = []
         async for received in client.messages():
             if isinstance(received, dict) and received["type"] in ("pong", "rejected"):

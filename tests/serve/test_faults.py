@@ -36,6 +36,7 @@ from seko_serve.media.video import RawEncoder
 from seko_serve.protocol import Media
 from tests.runtime import toy_pool
 
+from .clients import session_of, with_tokens_of
 from .conftest import Starter, toy_opener
 from .test_server import PROMPT, alone, http, pictures, run, watch
 
@@ -342,7 +343,7 @@ def test_an_encoder_that_fails_ends_its_session_alone(
         failing = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         other = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(other, 1)
-        encoder = server.manager.sessions[failing._id].content.frames  # type: ignore[attr-defined]
+        encoder = server.manager.sessions[session_of(failing)].content.frames  # type: ignore[attr-defined]
         real = RawEncoder._encode
 
         def encode(this: RawEncoder, frame: Any, key: bool) -> Any:
@@ -356,7 +357,7 @@ def test_an_encoder_that_fails_ends_its_session_alone(
         assert end.value.kind.code == "internal"
         more, _ = await watch(other, 4)
         assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
-        while failing._id in server.manager.sessions:
+        while session_of(failing) in server.manager.sessions:
             await asyncio.sleep(0.02)
         async with asyncio.timeout(30):  # its row is freed a moment later
             while server.manager.admission.free != server.manager.capacity - 1:
@@ -425,14 +426,13 @@ def test_eight_tasks_that_race_on_one_session_leave_a_server_that_serves(
     async def story(new_client: Callable[[], AsyncClient], choose: random.Random) -> None:
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         newest = [client._resume]
-        url = f"{server.url}/v1/sessions/{client._id}"
+        url = f"{server.url}/v1/sessions/{session_of(client)}"
         over = asyncio.Event()
 
         async def sockets() -> None:
             while not over.is_set():
                 async with AsyncClient(server.url) as again:
-                    again._stream = client._stream
-                    again._id, again._hello, again._resume = client._id, client._hello, newest[0]
+                    with_tokens_of(client, again, newest[0])
                     with suppress(ServeError, ConnectionClosed, InvalidHandshake, OSError):
                         await again.resume()
                         newest[0] = again._resume
@@ -457,7 +457,7 @@ def test_eight_tasks_that_race_on_one_session_leave_a_server_that_serves(
         async with asyncio.TaskGroup() as tasks:
             for work in (sockets, sockets, sockets, requests, requests, requests, delete, delete):
                 tasks.create_task(work())
-        while client._id in server.manager.sessions:
+        while session_of(client) in server.manager.sessions:
             await asyncio.sleep(0.02)
         assert (await asyncio.to_thread(http, url))[0] == 404
 
@@ -472,7 +472,7 @@ def test_eight_tasks_that_race_on_one_session_leave_a_server_that_serves(
         assert np.array_equal(pictures(seen), alone(seen[-1].chunk + 1, {0: PROMPT}))
         assert server.manager.admission.free == 2
         assert list((tmp_path / "store").glob("*.record*"))  # the bystander's alone
-        assert {file.name[:16] for file in (tmp_path / "store").glob("*.*")} == {bystander._id}
+        assert {file.name[:16] for file in (tmp_path / "store").glob("*.*")} == {session_of(bystander)}
 
     run(test, server)
 
@@ -600,7 +600,7 @@ def test_a_socket_that_is_lost_within_a_chunk_lacks_no_frame_and_gets_none_twice
         await client.drop()
         await client.resume()  # it has all frames that were sent, of a chunk that has more
         await client.drop()
-        session = server.manager.sessions[client._id]
+        session = server.manager.sessions[session_of(client)]
         halt.go_on.set()
         while len(session._encoder):
             await asyncio.sleep(0.01)

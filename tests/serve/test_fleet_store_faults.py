@@ -24,6 +24,7 @@ from seko_serve.protocol import Media
 from seko_serve.store.base import Content, StoreError
 from seko_serve.store.folder import FolderStore
 
+from .clients import session_of, with_tokens_of
 from .fleet_soak import PROMPTS, alone
 from .fleets import KEYS, Fleet
 from .test_fleet_gateway import ask, to_the_end
@@ -100,7 +101,7 @@ def check(media: Sequence[Media], seed: int) -> int:
 
 async def saved(folder: Path, client: AsyncClient, media: list[Media]) -> None:
     """Watch until the session has a record."""
-    while not list(folder.glob(f"{client._id}.record*")):
+    while not list(folder.glob(f"{session_of(client)}.record*")):
         media += (await watch(client, 1))[0]
 
 
@@ -126,7 +127,9 @@ def test_a_damaged_session_ends_with_a_sentence_and_nobody_elses_with_it(tmp_pat
             assert code == "stopping"
         media += rest
         await stopping
-        for file in folder.glob(f"{damaged._id}.{'record' if fault.startswith('record') else 'snapshot-'}*"):
+        for file in folder.glob(
+            f"{session_of(damaged)}.{'record' if fault.startswith('record') else 'snapshot-'}*"
+        ):
             content = bytearray(file.read_bytes())
             content[-100] ^= 1
             if fault.endswith("gone"):
@@ -143,8 +146,8 @@ def test_a_damaged_session_ends_with_a_sentence_and_nobody_elses_with_it(tmp_pat
         assert check(media, 1) == 0
         assert (second.facts().sessions, second.facts().free) == (1, second.facts().capacity - 1)
         assert await free_rows(second) == second.facts().capacity - 1
-        assert directory.leases == {other._id}
-        assert (await ask(fleet, f"/v1/sessions/{damaged._id}", key=KEYS[1]))[0] in (404, 410)
+        assert directory.leases == {session_of(other)}
+        assert (await ask(fleet, f"/v1/sessions/{session_of(damaged)}", key=KEYS[1]))[0] in (404, 410)
         await watch(await opened(damaged, 0), 1)  # its client begins another one
 
     run(folder, test, KEYS)
@@ -180,9 +183,8 @@ def test_a_session_comes_back_at_its_own_artifact_alone_whatever_the_directory_r
             with pytest.raises(ServeError, match="needs another artifact") as refused:
                 await client.resume()
             assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
-        elsewhere = new_client(url=other.facts().inside)  # one that does not ask the gateway
-        elsewhere._stream = client._stream
-        elsewhere._id, elsewhere._hello, elsewhere._resume = client._id, client._hello, client._resume
+        # One that does not ask the gateway.
+        elsewhere = with_tokens_of(client, new_client(url=other.facts().inside))
         with pytest.raises(ServeError, match="needs another artifact"):
             await elsewhere.resume()
         assert not list(folder.glob("*.owner-*")), "nobody took the session over"
@@ -286,7 +288,7 @@ def test_a_store_that_does_not_answer_delays_no_stream_and_no_drain_for_ever(
         assert not list(folder.glob(".writing-*"))
         await fleet.stop(second)
         names = {file.name for file in folder.glob("*.snapshot-*")}
-        record = await asyncio.to_thread(second._manager.saving._saved.find, client._id)  # type: ignore[union-attr]
+        record = await asyncio.to_thread(second._manager.saving._saved.find, session_of(client))  # type: ignore[union-attr]
         assert record is not None
         assert names == {record.snapshot}, "a snapshot that no record names"
 
@@ -306,15 +308,15 @@ def test_no_row_and_no_lease_is_left_of_sessions_that_nobody_comes_back_to(tmp_p
             await watch(await opened(client, seed), 2)
         status, never = await ask(fleet, "/v1/sessions", "POST", {"prompt": "a b"})
         assert status == 201
-        (holder,) = [box for box in boxes if moved._id in box._manager.sessions]
+        (holder,) = [box for box in boxes if session_of(moved) in box._manager.sessions]
         boxes = [box for box in boxes if box is not holder] + [await fleet.box(lease_s=0.3)]
         await fleet.stop(holder)
-        if dropped._id not in boxes[0]._manager.sessions:
+        if session_of(dropped) not in boxes[0]._manager.sessions:
             await dropped.resume()
         await dropped.drop()
         await moved.resume()
         await moved.drop()
-        if closed._id not in boxes[0]._manager.sessions:
+        if session_of(closed) not in boxes[0]._manager.sessions:
             await closed.resume()
         await closed.close()
         while directory.leases or any(box.facts().sessions for box in boxes):
@@ -323,7 +325,7 @@ def test_no_row_and_no_lease_is_left_of_sessions_that_nobody_comes_back_to(tmp_p
             assert (await free_rows(box), box.facts().free) == (box.facts().capacity,) * 2
         assert (await ask(fleet, "/v1/sessions"))[1]["data"] == []
         files = {file.name[:16] for file in folder.glob("*.snapshot-*")}
-        assert files == {dropped._id, moved._id}, "those whose clients may come back"
+        assert files == {session_of(dropped), session_of(moved)}, "those whose clients may come back"
         assert (await ask(fleet, f"/v1/sessions/{never['id']}"))[0] == 404
 
     run(folder, test)

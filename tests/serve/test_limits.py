@@ -12,6 +12,7 @@ import pytest
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 
+from .clients import socket_of
 from .conftest import Running, Starter, toy_opener
 from .test_abuse import refused
 from .test_server import PROMPT, http, run
@@ -108,10 +109,9 @@ def test_messages_have_as_many_bytes_as_the_client_is_told(start: Starter) -> No
             await receipt(client, await client.send_audio(samples))
         await client.resume()
         control = json.dumps({"type": "ping", "t": 1}).ljust(limits["control_bytes"])
-        assert client._socket is not None
         for sent, kind in ((control, "pong"), (control + " ", "error")):
-            await client._socket.send(sent)
-            async for received in client._socket:
+            await socket_of(client).send(sent)
+            async for received in socket_of(client):
                 if isinstance(received, str) and (reply := json.loads(received))["type"] in ("pong", "error"):
                     break
             assert (reply["type"], reply.get("code")) == (kind, {"pong": None, "error": "too_large"}[kind])

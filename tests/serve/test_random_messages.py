@@ -18,6 +18,7 @@ from seko_serve.client import AsyncClient
 from seko_serve.errors import KINDS, ServeError
 from seko_serve.protocol import CONTROLS, Media
 
+from .clients import socket_of
 from .conftest import Starter
 from .test_server import PROMPT, alone, pictures, watch
 from .test_watching import figures
@@ -70,18 +71,17 @@ def test_random_messages_are_answered_or_end_their_socket(
         return (await watch(viewer, 2))[0]
 
     async def exchange(message: str | bytes) -> None:
-        assert hostile._socket is not None
         with suppress(ConnectionClosed):
-            await hostile._socket.send(message)
-            await hostile._socket.send(json.dumps({"type": "ping", "t": 0}))
+            await socket_of(hostile).send(message)
+            await socket_of(hostile).send(json.dumps({"type": "ping", "t": 0}))
         with suppress(ServeError):  # its code is that of the socket's close, and is counted
             async for answer in hostile.messages():
                 if isinstance(answer, dict) and answer["type"] == "pong":
                     return
         with suppress(ConnectionClosed):
-            async for _ in hostile._socket:
+            async for _ in socket_of(hostile):
                 pass
-        assert hostile._socket.close_code in CLOSES
+        assert socket_of(hostile).close_code in CLOSES
         while True:
             with suppress(ServeError):  # its first socket is not gone yet
                 await hostile.resume()

@@ -22,6 +22,7 @@ from seko_serve.live import manager
 from seko_serve.protocol import Media
 from tests.runtime import toy_pool
 
+from .clients import session_of
 from .conftest import Starter
 from .test_server import http, pictures, run, watch
 
@@ -172,7 +173,7 @@ def test_eight_sessions_that_join_leave_pause_and_come_back_have_the_runtimes_by
                 await client.resume()
             elif what == "leave for long":
                 await client.drop()
-                while client._id in server.manager.sessions:
+                while session_of(client) in server.manager.sessions:
                     await asyncio.sleep(0.05)
                 await client.resume()
         await client.close()

@@ -23,6 +23,7 @@ from seko_serve.store.folder import FolderStore
 from seko_serve.store.saved import VAIN_OWNERS
 from tests.runtime import toy_pool
 
+from .clients import session_of, with_tokens_of
 from .conftest import Running, Starter
 from .test_server import PROMPT, alone, http, pictures, run, watch
 from .toys import world_opener
@@ -47,7 +48,7 @@ async def to_the_end(client: AsyncClient) -> tuple[list[Media], ServeError]:
 
 async def gone(server: Running, client: AsyncClient) -> None:
     """Wait until the session has no row."""
-    while client._id in server.manager.sessions:
+    while session_of(client) in server.manager.sessions:
         await asyncio.sleep(0.02)
 
 
@@ -181,7 +182,7 @@ def test_a_viewer_that_is_gone_for_the_lease_frees_its_row_and_can_come_back(
         media, _ = await watch(client, 2)
         await client.drop()
         await gone(server, client)
-        url = f"{server.url}/v1/sessions/{client._id}"
+        url = f"{server.url}/v1/sessions/{session_of(client)}"
         assert http(url)[1]["state"] == "saved"
         assert http(url, "PATCH", {"paused": True})[0] == 409
         assert http(f"{server.url}/ready")[1]["free"] == 1
@@ -222,7 +223,7 @@ def test_a_client_that_comes_back_while_its_row_is_freed_keeps_its_place(
         await resuming
         more, _ = await watch(client, 2)
         assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
-        assert list(server.manager.sessions) == [client._id]
+        assert list(server.manager.sessions) == [session_of(client)]
         assert server.manager.admission.running == 1
 
     try:
@@ -242,10 +243,10 @@ def test_what_was_ended_is_saved_nowhere(start: Starter, tmp_path: Path) -> None
         await watch(saved, 4)
         await saved.drop()
         await gone(server, saved)
-        assert http(f"{server.url}/v1/sessions/{saved._id}", "DELETE")[0] == 204
+        assert http(f"{server.url}/v1/sessions/{session_of(saved)}", "DELETE")[0] == 204
         for client in (closed, saved):
             await gone(server, client)
-            assert http(f"{server.url}/v1/sessions/{client._id}")[0] == 404
+            assert http(f"{server.url}/v1/sessions/{session_of(client)}")[0] == 404
             with pytest.raises(ServeError, match="no such session"):
                 await client.resume()
         await asyncio.to_thread(server.stop)
@@ -307,7 +308,9 @@ def test_with_a_snapshot_key_nobody_sees_the_frames_of_a_session_whose_files_wer
             await watch(client, 2)
             clients.append(client)
         await asyncio.to_thread(first.stop)
-        source, goal = (next((tmp_path / "store").glob(f"{client._id}.snapshot-*")) for client in clients)
+        source, goal = (
+            next((tmp_path / "store").glob(f"{session_of(client)}.snapshot-*")) for client in clients
+        )
         shutil.copy(source, goal)
         second = start(**settings)
         for client in clients:
@@ -422,7 +425,7 @@ def test_a_full_disk_stops_no_stream_and_the_snapshot_before_stays(
             media += more
         assert np.array_equal(pictures(media), alone(media[-1].chunk + 1, {0: PROMPT}))
         assert len(list((tmp_path / "store").glob("*.snapshot-*"))) == 1
-        assert await server.manager.saving.find(client._id) is not None
+        assert await server.manager.saving.find(session_of(client)) is not None
 
     run(test, server)
 
@@ -458,10 +461,7 @@ def test_another_socket_with_the_token_takes_over(start: Starter) -> None:
     async def test(new_client: Callable[[], AsyncClient]) -> None:
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(client, 2)
-        again = new_client()
-        again._stream = client._stream
-        again._id, again._hello, again._resume = client._id, client._hello, client._resume
-        again._serial = client._serial
+        again = with_tokens_of(client, new_client())
         await again.resume()
         more, _ = await watch(again, 3)
         _, end = await to_the_end(client)
@@ -496,7 +496,7 @@ def test_a_socket_that_is_lost_before_anything_was_seen_lacks_nothing(start: Sta
 
     async def test(new_client: Callable[[], AsyncClient]) -> None:
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        while server.manager.sessions[client._id].facts()["chunks"] < 2:
+        while server.manager.sessions[session_of(client)].facts()["chunks"] < 2:
             await asyncio.sleep(0.02)
         await client.drop()
         await client.resume()

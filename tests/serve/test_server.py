@@ -27,6 +27,7 @@ from seko_serve.live.session import MAX_WAITING
 from seko_serve.protocol import SUBPROTOCOL, TICKET_PREFIX, Media
 from tests.runtime import toy_pool, toy_whole
 
+from .clients import session_of
 from .conftest import Running, Starter, plain_opener
 
 PROMPT = "a b"
@@ -154,8 +155,8 @@ def test_a_viewer_that_acknowledges_nothing_gets_two_chunks_and_another_one_goes
         other = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
         await watch(other, 8)
         facts = {session["id"]: session["chunks"] for session in http(f"{server.url}/v1/sessions")[1]["data"]}
-        assert facts[quiet._id] == 2
-        assert facts[other._id] >= 8
+        assert facts[session_of(quiet)] == 2
+        assert facts[session_of(other)] >= 8
         await quiet.send("ack", chunk=1)
         await watch(quiet, 2)
 
@@ -170,7 +171,7 @@ def test_a_lost_socket_comes_back_without_a_frame_lost_or_twice(start: Starter) 
         media, _ = await watch(client, 2)
         stale = client._resume
         await client.drop()
-        while http(f"{server.url}/v1/sessions/{client._id}")[1]["attached"]:
+        while http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"]:
             await asyncio.sleep(0.01)
         await client.resume()
         assert client._resume != stale
@@ -181,7 +182,7 @@ def test_a_lost_socket_comes_back_without_a_frame_lost_or_twice(start: Starter) 
         assert np.array_equal(together, alone(6, {0: PROMPT})[: len(together)])
         await client.drop()
         client._resume = stale
-        while http(f"{server.url}/v1/sessions/{client._id}")[1]["attached"]:
+        while http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"]:
             await asyncio.sleep(0.01)
         with pytest.raises(ServeError, match="resume token"):
             await client.resume()
@@ -337,7 +338,7 @@ def test_a_paused_session_says_so_to_a_new_socket_and_a_change_by_http_has_no_re
     async def test(new_client: Callable[[], AsyncClient]) -> None:
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
         await watch(client, 1)
-        url = f"{server.url}/v1/sessions/{client._id}"
+        url = f"{server.url}/v1/sessions/{session_of(client)}"
         assert http(url, "PATCH", {"prompt": "a blue ring", "paused": True})[0] == 200
         await client.drop()
         while http(url)[1]["attached"]:
