@@ -30,6 +30,7 @@ from seko_export.video.media import open_media
 from seko_export.video.plan.predict import PlanRequest, predict
 from seko_runtime.cli.commands import main as run_command
 from tests.export.media_files import TEXT, write_text_encoder, write_tokenizer
+from tests.support.tiers import first_is_fast
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "real-models.md").read_text(encoding="utf-8")
@@ -100,7 +101,7 @@ def test_the_table_has_a_line_for_each_build() -> None:
     assert len(table_lines()) == len(BUILDS)
 
 
-@pytest.mark.parametrize("number", range(len(BUILDS)))
+@pytest.mark.parametrize("number", first_is_fast(range(len(BUILDS))))
 def test_bytes_and_seconds_are_those_of_plan_and_rows(number: int) -> None:
     line = expected_line(*BUILDS[number])
     assert table_lines()[number] == line, f"docs/real-models.md should say:\n{line}"
