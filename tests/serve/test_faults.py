@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
+import struct
 import sys
 import threading
 import time
@@ -613,3 +615,33 @@ def test_a_socket_that_is_lost_within_a_chunk_lacks_no_frame_and_gets_none_twice
         assert np.array_equal(pictures(media), alone(3, {0: PROMPT})[: len(media)])
 
     run(test, server)
+
+
+def test_a_client_that_dies_while_much_waits_for_it_is_sent_nothing_more(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio warns of each write to a connection that it knows to be lost; a dying browser made hundreds of lines."""
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+        await watch(client, 1)
+        (session,) = server.manager.sessions.values()
+        viewer, died = session.viewer, threading.Event()
+        raw = client._socket.transport.get_extra_info("socket")  # type: ignore[union-attr]
+
+        def die() -> None:  # in one step of the server's loop, so that it cannot have noticed
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client._socket.transport.abort()  # type: ignore[union-attr]
+            died.wait(5)
+            with viewer._lock:
+                viewer._deliver(["{}"] * 50)
+
+        session.viewer._loop.call_soon_threadsafe(die)
+        await asyncio.sleep(0.2)
+        died.set()
+        while viewer.detached_at is None:
+            await asyncio.sleep(0.02)
+
+    run(test, server)
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []

@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 from http import HTTPStatus
+from typing import Any
 
 import h11
 from starlette.websockets import WebSocket
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
@@ -117,6 +119,13 @@ class StreamConnection(WebSocketsSansIOProtocol):
             await super().run_asgi()
         finally:
             del self.scope["extensions"][_LONGER]  # which leads back here, and would keep all of it
+
+    async def send(self, message: Any) -> None:
+        """Send a message, unless the connection is closing: a client that died is then gone at once, where uvicorn
+        would write what waits, and asyncio warn of each message."""
+        if self.transport.is_closing():
+            raise ClientDisconnected
+        await super().send(message)
 
     def _allow(self, most: int) -> None:
         self.conn.max_message_size = most
