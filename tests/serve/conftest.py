@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from seko_runtime import Pool
 from seko_runtime.backends.torch_memory import CpuMemory
@@ -60,7 +59,7 @@ class UntimedDevice(Device):
 class Running:
     """A server that answers at `url`."""
 
-    def __init__(self, server: uvicorn.Server, thread: threading.Thread, manager: SessionManager) -> None:
+    def __init__(self, server: Server, thread: threading.Thread, manager: SessionManager) -> None:
         self._server, self._thread, self.manager = server, thread, manager
 
     @property
@@ -72,6 +71,10 @@ class Running:
         """The socket at which it listens, whose options those have that it accepts."""
         (listening,) = self._server.servers
         return listening.sockets[0]
+
+    @property
+    def application(self) -> Application:
+        return self._server.application
 
     def stop(self) -> None:
         self._server.should_exit = True

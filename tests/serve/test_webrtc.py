@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("aiortc")
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+from aiortc.rtp import RTCP_PSFB_APP, RtcpPsfbPacket, pack_remb_fci
 
 from .browser import browser_path, open_page
 from .conftest import Running, Starter
@@ -153,6 +154,56 @@ def test_the_device_waits_for_no_player_that_takes_nothing(start: Starter) -> No
             await one.watch(server, WATCH)
             session = (await one.until("ready"))["session"]
             while http(f"{server.url}/v1/sessions/{session}")[1]["chunks"] < FRAMES:
+                await asyncio.sleep(0.05)
+
+    asyncio.run(test())
+
+
+def test_the_bitrate_follows_what_the_peer_asks_and_loses_and_the_device_waits_for_neither(
+    start: Starter,
+) -> None:
+    server = start()
+
+    def encoder(session: str) -> Any:
+        peer: Any = server.application._webrtc._peers["whep"][session].peer
+        return peer._sender._RTCRtpSender__encoder
+
+    def chunks(session: str) -> int:
+        made: int = http(f"{server.url}/v1/sessions/{session}")[1]["chunks"]
+        return made
+
+    async def test() -> None:
+        async with player() as one:
+            (receiver,) = one.rtc.getReceivers()
+            receiver._RTCRtpReceiver__remote_bitrate_estimator = None  # what it asks is said here
+            await one.watch(server, WATCH)
+            await one.track.recv()
+            session = (await one.until("ready"))["session"]
+            usual, least = encoder(session).target_bitrate, 300_000
+            estimate = pack_remb_fci(400_000, [*receiver._RTCRtpReceiver__remote_streams])
+            packet = RtcpPsfbPacket(fmt=RTCP_PSFB_APP, ssrc=1, media_ssrc=0, fci=estimate)
+            await receiver._send_rtcp(packet)
+            while encoder(session).target_bitrate > 400_000:
+                await asyncio.sleep(0.02)
+            assert usual > encoder(session).target_bitrate > least
+
+            whole, count = receiver.transport._handle_rtp_data, 0
+
+            async def lossy(data: bytes, **words: Any) -> None:
+                nonlocal count
+                count += 1
+                if count % 5 > 1:  # two of five are lost
+                    await whole(data, **words)
+
+            receiver.transport._handle_rtp_data = lossy
+            before = chunks(session)
+            while encoder(session).target_bitrate > least:
+                await asyncio.sleep(0.05)
+            while chunks(session) < before + 5:
+                await asyncio.sleep(0.05)
+            receiver.transport._handle_rtp_data = whole
+            lowest = encoder(session).target_bitrate
+            while encoder(session).target_bitrate < 1.05 * lowest:
                 await asyncio.sleep(0.05)
 
     asyncio.run(test())

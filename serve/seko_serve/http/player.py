@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import time
 from collections import deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -32,6 +33,9 @@ LATE_S = 0.02  # from which on the clock waits for what is late
 SOUND_S = 0.02  # of a frame of sound
 SOUND_FRAMES = 50  # that wait for a slow peer
 MAX_CONTROLS = 256  # that wait to be taken
+REPORT_S = 0.5  # between two looks for a peer's report of what it has lost
+MUCH_LOST, LITTLE_LOST = 0.1, 0.02  # of packets, from where the bitrate falls, and below which it rises again
+GROWTH = 1.08  # with each report
 MAX_UNSENT_BYTES = 1 << 20  # of messages on the data channel
 _MICROSECONDS = 1_000_000
 _VIDEO_CLOCK = Fraction(1, 90_000)
@@ -57,6 +61,39 @@ class _Track(MediaStreamTrack):
             self._news.clear()
             await self._news.wait()
         return self._frames.popleft()
+
+
+class Bitrate:
+    """The bitrate of video for a peer, by the packets that it has lost.
+
+    Attributes
+    ----------
+    chosen : int
+        The bitrate that was chosen last, in bits per second, as the encoder keeps it.
+    """
+
+    def __init__(self) -> None:
+        self.chosen = 0
+        self._asked = 0  # the most that the peer's own estimate allows
+        self._most = math.inf  # that its losses allow
+
+    def after(self, lost: float, bitrate: int) -> int:
+        """Return the bitrate after a report.
+
+        Parameters
+        ----------
+        lost : float
+            Share of the packets that were lost since the report before.
+        bitrate : int
+            The encoder's present bitrate. If another one than `chosen`, the peer's estimate has set it.
+        """
+        if bitrate != self.chosen:
+            self._asked = bitrate
+        if lost > MUCH_LOST:
+            self._most = bitrate * (1 - lost / 2)
+        elif lost < LITTLE_LOST:
+            self._most *= GROWTH
+        return round(min(self._asked, self._most))
 
 
 class Player(Peer):
@@ -99,7 +136,7 @@ class Player(Peer):
         if Codec.RGB24 not in self._codecs:
             raise ServeError("unsupported", "the session streams no video: open its socket")
         self._facts = self._session.content.ready(self._codecs)
-        self._rtc.addTrack(self._video)
+        self._sender = self._rtc.addTrack(self._video)
         if Codec.PCM in self._codecs:
             self._rtc.addTrack(self._sound)
 
@@ -112,7 +149,7 @@ class Player(Peer):
         token = await self._manager.saving.token(self._session)
         ready = partial(ready_message, self._session, self._manager, self._codecs, token)
         self._session.attach(connection, ready, None, 1, self._codecs)
-        return self._receive(connection), self._play(), self._take()
+        return self._receive(connection), self._play(), self._take(), self._heed_losses()
 
     def _left(self, error: ServeError | None) -> None:
         if error is not None:
@@ -153,6 +190,25 @@ class Player(Peer):
         while not await self._intake.take(await self._controls.get()):
             pass
         await self._manager.close(self._session)
+
+    async def _heed_losses(self) -> None:
+        """Lower the video's bitrate while the peer loses packets, by the shares of WebRTC's congestion control (GCC).
+
+        aiortc heeds the estimate that a peer sends (REMB), which follows the delay of packets and not their loss.
+        """
+        bitrate, seen = Bitrate(), None
+        while True:
+            await asyncio.sleep(REPORT_S)
+            encoder = getattr(self._sender, "_RTCRtpSender__encoder", None)  # it has no public way
+            reports = [
+                report
+                for report in (await self._sender.getStats()).values()
+                if report.type == "remote-inbound-rtp" and report.timestamp != seen
+            ]
+            if encoder is not None and reports:
+                seen = reports[0].timestamp
+                encoder.target_bitrate = bitrate.after(reports[0].fractionLost / 256, encoder.target_bitrate)
+                bitrate.chosen = encoder.target_bitrate
 
     def _tell(self, text: str) -> None:
         channel = self._channel
