@@ -20,9 +20,11 @@ from seko_serve.client import AsyncClient
 from seko_serve.live.session import MAX_FRAMES
 from tests.runtime.toy_whole import HEIGHT, WIDTH
 
+from .browser import open_page
 from .conftest import Running, Starter
+from .test_page import FRAMES
 from .test_server import PROMPT, http, run, watch
-from .test_video_in import control_of
+from .test_video_in import NEEDS_BROWSER, control_of
 from .test_webrtc import WAIT_S, ask, player
 from .toys import film_opener
 
@@ -156,6 +158,28 @@ def test_who_sends_keeps_the_session_and_no_queue_grows_while_nobody_watches(sta
         await until(lambda: not server.manager.sessions)
 
     asyncio.run(test())
+
+
+@NEEDS_BROWSER
+def test_the_page_tells_where_to_send_and_plays_what_comes_of_it(start: Starter) -> None:
+    server = start(film_opener)
+    with open_page(f"{server.url}/") as page:
+        page.until("!document.getElementById('start').disabled")
+        page.value(
+            "document.getElementById('prompt').value = 'a b'; document.getElementById('start').click(); true"
+        )
+        page.until("document.getElementById('ways').textContent.includes('elsewhere')")
+        page.value("document.getElementById('ways').lastChild.click(); true")
+        page.until("document.getElementById('whip-address').checkVisibility()")
+        address = page.value("document.getElementById('whip-address').value")
+
+        async def send() -> None:
+            async with sending(server, address.removeprefix(server.url)):
+                await asyncio.to_thread(page.until, f"{FRAMES} > 20")
+
+        asyncio.run(send())
+        assert page.value("document.getElementById('state').textContent") == "Live"
+        assert page.problems == []
 
 
 def test_what_sends_no_video_takes_no_place(start: Starter) -> None:

@@ -138,7 +138,8 @@ function measure() {
     block(broken, startAgain);
   } else if (filmed() && !webcam.running && !lastPainted) {
     say("Waits for your camera", "wait");
-    block("Turn your camera on.", { "Camera on": () => find("webcam").click() });
+    const elsewhere = find("share").hidden ? {} : { "Send it from elsewhere": () => find("share").click() };
+    block("Turn your camera on.", { "Camera on": () => find("webcam").click(), ...elsewhere });
   } else if (paused || times.length) {
     say(paused ? "Paused" : "Live", paused ? "" : "live");
     unblock();
@@ -623,6 +624,8 @@ find("share").onclick = () => attempted(async () => {
   const { watch: token } = await request(base, `v1/sessions/${connection.id}/watch`, key(), undefined, {}, "POST");
   const link = new URL(`#watch=${connection.id}.${token}`, location.href);
   find("link-text").value = link;
+  find("whip").hidden = !filmed();
+  find("whip-address").value = new URL(`v1/sessions/${connection.id}/whip`, location.href);
   stage.open("link");
   find("link-text").select();
 });
