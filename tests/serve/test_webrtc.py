@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -105,7 +106,7 @@ def test_a_player_sees_frames_steers_and_frees_its_place(start: Starter) -> None
             fragment = "a=mid:0\r\na=candidate:1 1 udp 2130706431 127.0.0.1 9 typ host\r\n"
             kind = "application/trickle-ice-sdpfrag"
             assert (await asyncio.to_thread(ask, server.url + one.place, "PATCH", fragment, kind))[0] == 204
-            assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 204
+            assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 200
             assert not server.manager.sessions
             assert server.manager.admission.running == 0
 
@@ -120,7 +121,7 @@ def test_a_session_that_was_opened_before_outlives_its_player(start: Starter) ->
         async with player() as one:
             await one.watch(server, f"/v1/sessions/{name}/whep")
             await one.track.recv()
-            assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 204
+            assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 200
         assert server.manager.sessions[name].viewer.detached_at is not None
 
     asyncio.run(test())
@@ -216,6 +217,36 @@ def test_what_is_no_offer_takes_no_place(start: Starter) -> None:
     assert ask(f"{server.url}/v1/whep?promt=a", "POST", "nothing")[0] == 400
     assert not server.manager.sessions
     assert ask(f"{server.url}/v1/sessions/x/whep", "DELETE")[0] == 404
+
+
+def test_a_client_learns_the_relay_and_what_else_it_needs(start: Starter) -> None:
+    """MediaMTX asks for the servers before its offer, and takes no answer without an ETag."""
+    key = "k" * 32
+    server = start(
+        stun="stun:a.example.org:3478", turn="turn:b.example.org:3478", turn_login='user:p"w', keys=(key,)
+    )
+    url, links = f"{server.url}/v1/whep", 'credential="p\\"w"'
+    assert ask(url, "OPTIONS")[0] == 401
+    with urlopen(Request(url, headers={"authorization": f"Bearer {key}"}, method="OPTIONS")) as told:
+        assert (told.status, told.headers["accept-post"]) == (204, "application/sdp")
+        assert told.headers["link"].startswith('<stun:a.example.org:3478>; rel="ice-server", <turn:b')
+        assert links in told.headers["link"]
+
+    async def test() -> None:
+        server = start()
+        async with player() as one:
+            await one.rtc.setLocalDescription(await one.rtc.createOffer())
+            offer = Request(
+                server.url + WATCH,
+                one.rtc.localDescription.sdp.encode(),
+                {"content-type": "application/sdp"},
+            )
+            with await asyncio.to_thread(urlopen, offer) as answer:
+                assert re.fullmatch(r'"\w+"', answer.headers["etag"])
+                assert answer.headers["accept-patch"] == "application/trickle-ice-sdpfrag"
+                assert answer.headers["link"] is None
+
+    asyncio.run(test())
 
 
 def test_without_the_library_nothing_is_opened(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:

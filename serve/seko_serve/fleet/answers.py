@@ -16,7 +16,7 @@ from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts
 from seko_serve.http.forms import form_fields, is_form
 
-PASSED = ("content-type", "retry-after", "location")
+PASSED = ("content-type", "retry-after", "location", "etag", "accept-patch", "link")
 
 
 def headers_of(request: Request) -> dict[str, str]:

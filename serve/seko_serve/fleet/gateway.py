@@ -41,7 +41,7 @@ from seko_serve.http.line import line_events, wants_events
 from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.http.pages import composed, page_files
 from seko_serve.http.stream import close_socket
-from seko_serve.http.webrtc import SDP, WAYS
+from seko_serve.http.webrtc import SDP, WAYS, options
 from seko_serve.http.workload import ServedWorkload, served_workloads
 from seko_serve.metrics import PREFIX, Metrics
 from seko_serve.protocol import JOIN, QUEUE_HEADER
@@ -62,7 +62,7 @@ class Gateway:
     Parameters
     ----------
     settings : Settings
-        Keys, allowed origins and rates.
+        Keys, allowed origins, rates, and servers for WebRTC.
     open_directory : callable
         Function that returns the directory; called on the gateway's event loop.
     retired : collection of str
@@ -88,6 +88,7 @@ class Gateway:
         ca_file: str = "",
     ) -> None:
         self._authorities = ssl.create_default_context(cafile=ca_file or None)
+        self._settings = settings
         self._access, self._open_directory, self._retired = Access(settings), open_directory, retired
         self._metrics = Metrics()
         self._refusals = Refusals(self._metrics)
@@ -120,7 +121,7 @@ class Gateway:
             Route("/v1/queue", self._queue, methods=["GET", "DELETE"]),
             Route("/v1/sessions/{name}", self._session, methods=["GET", "PATCH", "DELETE"]),
             Route("/v1/sessions/{name}/events", self._session, methods=["GET"]),
-            *(Route(f"/v1/{way}", self._open_for_offer, methods=["POST"]) for way in WAYS),
+            *(Route(f"/v1/{way}", self._open_for_offer, methods=["POST", "OPTIONS"]) for way in WAYS),
             *(
                 Route(f"/v1/sessions/{{name}}/{way}", self._session, methods=["POST", "PATCH", "DELETE"])
                 for way in WAYS
@@ -213,6 +214,9 @@ class Gateway:
     async def _open_for_offer(self, request: Request) -> Response:
         """Pass a WebRTC offer on to the box that opens a session for it. Media go between this box and the client
         alone, by the addresses in the offer and the answer."""
+        if request.method == "OPTIONS":
+            self._access.tenant(request)
+            return options(self._settings)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != SDP:
             raise ServeError("unsupported", f"the body is of another type, expected Content-Type: {SDP}")
         path = f"{request.scope['path']}?{request.url.query}"

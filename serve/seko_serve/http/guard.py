@@ -29,7 +29,7 @@ HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
-READABLE = b"retry-after, location, seko-note, x-sample-rate, x-request-id"  # for pages of allowed origins
+READABLE = b"retry-after, location, link, etag, seko-note, x-sample-rate, x-request-id"  # for pages of allowed origins
 PREFLIGHT = (
     (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE"),
     (b"access-control-allow-headers", f"authorization, content-type, range, {QUEUE_HEADER}".encode()),

@@ -198,7 +198,13 @@ def _webrtc(way: str, does: str) -> Table:
                 ),
                 "parameters": [parameter("Seko-Queue", TEXT, "header", QUEUE_TOKEN)],
                 "requestBody": body(sdp),
-            }
+            },
+            "options": operation(
+                "Names the servers for STUN and TURN in the header `Link`.",
+                None,
+                ("unauthorized",),
+                status=204,
+            ),
         },
         f"/v1/sessions/{{name}}/{way}": {
             "parameters": [path_parameter("name")],
@@ -219,7 +225,6 @@ def _webrtc(way: str, does: str) -> Table:
                 f"Ends the connection, and a session that was opened at /v1/{way}.",
                 None,
                 ("unauthorized", "not_found"),
-                status=204,
             ),
         },
     }

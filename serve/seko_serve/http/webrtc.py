@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -60,6 +62,7 @@ class WebRtcRoutes(RouteFamily):
             for way in WAYS
             for route in (
                 Route(f"/v1/{way}", partial(self._open, way), methods=["POST"]),
+                Route(f"/v1/{way}", self._options, methods=["OPTIONS"]),
                 Route(
                     f"/v1/sessions/{{name}}/{way}",
                     partial(self._session, way),
@@ -71,6 +74,10 @@ class WebRtcRoutes(RouteFamily):
     async def stop(self) -> None:
         """End all connections, and wait until they have ended: their library hangs in a loop that ends before."""
         await asyncio.gather(*(peer.close() for peer in self._running))
+
+    async def _options(self, request: Request) -> Response:
+        self._access.tenant(request)
+        return options(self._settings)
 
     async def _open(self, way: str, request: Request) -> Response:
         """Open a session with the fields of the address's query, and answer the offer to watch it or to send it
@@ -110,7 +117,7 @@ class WebRtcRoutes(RouteFamily):
         await entered.peer.close()
         if entered.opened:
             await self._manager.close(session)
-        return Response(status_code=204)
+        return Response()
 
     async def _answer(
         self, way: str, request: Request, session: LiveSession, offer: str, *, opened: bool = False
@@ -130,7 +137,8 @@ class WebRtcRoutes(RouteFamily):
         if before is not None and way == WHIP:  # a player is sent away by its session
             await before.peer.close()
         location = f"{request.scope.get('root_path') or ''}/v1/sessions/{session.name}/{way}"
-        return Response(answer, 201, {"location": location}, SDP)
+        headers = {"location": location, "etag": f'"{secrets.token_hex(8)}"', "accept-patch": FRAGMENT}
+        return Response(answer, 201, headers | _ice_servers(self._settings), SDP)
 
     def _video_in(self) -> Mapping[str, int]:
         """Return the size and rate of the video that the artifact takes; ServeError if it takes none."""
@@ -143,6 +151,21 @@ class WebRtcRoutes(RouteFamily):
         raise ServeError(
             "unsupported", "this artifact takes no video; one that does is built with --strength S"
         )
+
+
+def options(settings: Settings) -> Response:
+    """Return the answer to one who asks, before an offer, by which servers the way may lead."""
+    return Response(status_code=204, headers={"accept-post": SDP} | _ice_servers(settings))
+
+
+def _ice_servers(settings: Settings) -> dict[str, str]:
+    """Return the header that names the servers for STUN and TURN to a peer, in the form of WHIP (RFC 9725)."""
+    links = [f'<{settings.stun}>; rel="ice-server"'] if settings.stun else []
+    if settings.turn:
+        user, _, password = re.sub(r'(["\\])', r"\\\1", settings.turn_login).partition(":")
+        login = f'; username="{user}"; credential="{password}"; credential-type="password"' if user else ""
+        links.append(f'<{settings.turn}>; rel="ice-server"{login}')
+    return {"link": ", ".join(links)} if links else {}
 
 
 @dataclass(frozen=True)
