@@ -24,7 +24,7 @@ from .browser import open_page
 from .conftest import Running, Starter
 from .test_page import FRAMES
 from .test_server import PROMPT, http, run, watch
-from .test_video_in import NEEDS_BROWSER, control_of
+from .test_video_in import FAKE_CAMERA, NEEDS_BROWSER, control_of
 from .test_webrtc import WAIT_S, ask, player
 from .toys import film_opener
 
@@ -180,6 +180,35 @@ def test_the_page_tells_where_to_send_and_plays_what_comes_of_it(start: Starter)
         asyncio.run(send())
         assert page.value("document.getElementById('state').textContent") == "Live"
         assert page.problems == []
+
+
+@NEEDS_BROWSER
+def test_a_browser_sends_its_camera(start: Starter) -> None:
+    server = start(film_opener)
+    with open_page(
+        f"{server.url}/health", *FAKE_CAMERA, "--disable-features=WebRtcHideLocalIpsWithMdns"
+    ) as page:
+        place = page.value(
+            """(async () => {
+            const media = await navigator.mediaDevices.getUserMedia({ video: true });
+            const pc = window.pc = new RTCPeerConnection();
+            pc.addTransceiver(media.getVideoTracks()[0], { direction: "sendonly" });
+            await pc.setLocalDescription(await pc.createOffer());
+            const answer = await fetch("SEND", { method: "POST", body: pc.localDescription.sdp,
+                headers: { "content-type": "application/sdp" } });
+            await pc.setRemoteDescription({ type: "answer", sdp: await answer.text() });
+            return answer.headers.get("location");
+            })()""".replace("SEND", SEND)
+        )
+
+        async def test() -> None:
+            async with player() as one:
+                await one.watch(server, place.replace("whip", "whep"))
+                while control_of(server).counts["frames taken"] < 10:
+                    await one.track.recv()
+
+        asyncio.run(test())
+        assert control_of(server)._last.std() > 10  # the fake camera's picture, not one colour
 
 
 def test_what_sends_no_video_takes_no_place(start: Starter) -> None:
