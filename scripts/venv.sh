@@ -6,7 +6,7 @@ if [ -z "${SEKO_PYTHON:-}" ] && grep -qs '^uv = ' .venv/pyvenv.cfg; then
     SEKO_PYTHON=$PWD/.venv/bin/python
 fi
 
-SEKO_SERVE_EXTRAS=ray,realtime,s3,simulate,webrtc # of the server, in the tested set
+SEKO_SERVE_EXTRAS=otel,ray,realtime,s3,simulate,webrtc # of the server, in the tested set
 export SEKO_SERVE_EXTRAS
 
 seko_find_python() {

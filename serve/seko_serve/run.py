@@ -20,6 +20,7 @@ from typing import Any
 import uvicorn
 
 from seko_runtime.errors import SekoRuntimeError
+from seko_serve import tracing
 from seko_serve.command_line import sentence
 from seko_serve.http.app import Application
 from seko_serve.http.connections import HttpConnection, StreamConnection
@@ -206,6 +207,11 @@ def serve(settings: Settings) -> int:
     """Run the server until a signal comes or the device is lost; return the exit code."""
     deque(served_workloads(), 0)  # a library that one of them lacks is named before anything is opened
     set_up(settings.log_level)
+    try:
+        tracing.set_up()
+    except SekoRuntimeError as error:
+        print(f"seko-serve: {sentence(error)}", file=sys.stderr)
+        return 3
     _allow_connections()
     print(f"seko-serve: opening {settings.artifact}", file=sys.stderr)
     if not settings.keys and settings.uds is None and settings.host in LOOPBACK:

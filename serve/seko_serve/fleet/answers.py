@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from seko_serve import request_ids
+from seko_serve import request_ids, tracing
 from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts
 from seko_serve.http.forms import form_fields, is_form
@@ -24,7 +24,7 @@ def headers_of(request: Request) -> dict[str, str]:
     passed = {
         name: request.headers[name] for name in ("authorization", "content-type") if name in request.headers
     }
-    return passed | {request_ids.HEADER: request_ids.header()}
+    return passed | {request_ids.HEADER: request_ids.header()} | tracing.headers()
 
 
 def model_of(body: bytes, kind: str = "") -> object:

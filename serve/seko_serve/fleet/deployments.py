@@ -27,6 +27,7 @@ from ray.serve.exceptions import RayServeException
 from starlette.types import ASGIApp
 
 from seko_runtime import read_manifest
+from seko_serve import tracing
 from seko_serve.fleet.actor_directory import DIRECTORY, NAMESPACE, actor_directory
 from seko_serve.fleet.artifacts import artifact_folder
 from seko_serve.fleet.box import Box
@@ -74,6 +75,7 @@ class Replica:
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="seko-box", daemon=True)
         set_up("info")
+        tracing.set_up()
         folder = artifact_folder(model.artifact, Path(config.cache) if config.cache else None)
         manifest, digest = read_manifest(folder)
         model.check_ranks(manifest.ranks)
@@ -131,6 +133,7 @@ class GatewayReplica:
 
     def __init__(self, config: FleetConfig) -> None:
         set_up("info")
+        tracing.set_up()
         retired = frozenset(config.group(model) for model in config.models if model.retired)
         self._gateway = Gateway(
             config.gateway_settings(os.environ), opener_of(config), retired, ca_file=config.ca_file

@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seko_serve import request_ids
+from seko_serve import request_ids, tracing
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import Refusals
@@ -54,10 +54,12 @@ def guarded(app: ASGIApp, access: Access, refusals: Refusals, *, reaches: str = 
     """
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
-        added = list(HEADERS)
+        added, status = list(HEADERS), 0
 
         async def send_with_headers(answer: Message) -> None:
+            nonlocal status
             if answer["type"] == "http.response.start":
+                status = answer["status"]
                 answer["headers"] = [*answer.get("headers", []), *added]
             await send(answer)
 
@@ -65,7 +67,21 @@ def guarded(app: ASGIApp, access: Access, refusals: Refusals, *, reaches: str = 
             await app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        added.append((b"x-request-id", request_ids.begin(headers.get(request_ids.HEADER, "")).encode()))
+        with tracing.request(scope["method"], headers) as span:
+            traced = tracing.headers().get(request_ids.HEADER) or headers.get(request_ids.HEADER, "")
+            added.append((b"x-request-id", request_ids.begin(traced).encode()))
+            try:
+                await answer_to(scope, receive, send_with_headers, headers, added)
+            finally:
+                tracing.answered(span, scope["method"], status, _route(scope))
+
+    async def answer_to(
+        scope: Scope,
+        receive: Receive,
+        send_with_headers: Send,
+        headers: Headers,
+        added: list[tuple[bytes, bytes]],
+    ) -> None:
         policy = POLICY.format(more=reaches or _own_sockets(headers.get("host", "")))
         added.append((b"content-security-policy", policy.encode()))
         try:
@@ -90,6 +106,16 @@ def guarded(app: ASGIApp, access: Access, refusals: Refusals, *, reaches: str = 
             await app(scope, receive, send_with_headers)
 
     return guard
+
+
+def _route(scope: Scope) -> str:
+    """Return the path of a request's route with the names of its parameters, as traces show it; empty for none."""
+    if "endpoint" not in scope:
+        return ""
+    path = str(scope["path"])
+    for name, value in scope.get("path_params", {}).items():
+        path = path.replace(f"/{value}", f"/{{{name}}}", 1)
+    return path
 
 
 def _own_sockets(host: str) -> str:

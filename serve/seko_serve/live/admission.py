@@ -40,12 +40,13 @@ _Place = tuple[str, str]  # tenant and token
 
 @dataclass
 class _Waiting:
-    """A request that waits in the queue. It leaves the queue at the time `expires`, which each poll of its client
-    postpones."""
+    """A request that waits in the queue since the time `since`. It leaves the queue at the time `expires`, which each
+    poll of its client postpones."""
 
     demand: Demand
     turn: int
     expires: float
+    since: float
 
 
 def call_seconds(sessions: int, times: Mapping[int, float]) -> float:
@@ -141,9 +142,9 @@ class Admission:
         if self._running.pop(session, None) is not None:
             self._departures.append(self._clock())
 
-    def ask(self, demand: Demand, token: str | None, session: str) -> None:
-        """Admit a session, which from now on counts as holding a row. If the session is not admitted and ``token`` is
-        not None, give the request a place in the queue.
+    def ask(self, demand: Demand, token: str | None, session: str) -> float:
+        """Admit a session, which from now on counts as holding a row, and return for how many seconds it has waited.
+        If the session is not admitted and ``token`` is not None, give the request a place in the queue.
 
         Parameters
         ----------
@@ -163,14 +164,14 @@ class Admission:
             request also ``place``, ``waiting`` and ``wait_s``, an estimate.
         """
         self._expire()
-        place = demand.tenant, token or ""
+        place, now = (demand.tenant, token or ""), self._clock()
         known = self._waiting.get(place)
         if known is None:
-            known, self._turns = _Waiting(demand, self._turns, self._clock() + GRACE), self._turns + 1
+            known, self._turns = _Waiting(demand, self._turns, now + GRACE, now), self._turns + 1
         if self._admitted({**self._waiting, place: known}, place):
             self._waiting.pop(place, None)
             self.begin(session, demand)
-            return
+            return now - known.since
         if token is None:
             facts: dict[str, object] = {"waiting": len(self._waiting)}
             raise ServeError("full", FULL, retry_after=LATEST_S, facts=facts)

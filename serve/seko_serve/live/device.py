@@ -20,6 +20,7 @@ from seko_runtime import open_artifact
 from seko_runtime.errors import DeviceFaultError, RankLostError
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.sessions.session import PendingResult, RowSession
+from seko_serve import tracing
 from seko_serve.live.workload import ServedPool, live_workload
 from seko_serve.metrics import Metrics
 
@@ -67,6 +68,10 @@ class Streamed(Protocol):
     @property
     def pending(self) -> PendingResult | None:
         """The chunk that is requested and not made yet."""
+
+    @property
+    def trace(self) -> tracing.Parent:
+        """The span below which the device's calls for the stream are recorded."""
 
     def ready(self) -> bool:
         """Return whether the stream's next chunk may be made now."""
@@ -451,6 +456,7 @@ class Device:
             self.metrics.call.labels(self._bucket(len(served))).observe(now - began)
             self.call_seconds = step_seconds(pool)
         for session, chunk in served:
+            tracing.record("step", among[session].trace, now - began, rows=len(served))
             if chunk is None:  # a part of its prompt was made: it still waits
                 continue
             stream = among[session]

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from weakref import WeakMethod
 
+from seko_serve import tracing
 from seko_serve.live.content import Piece
 from seko_serve.live.viewer import Timing, Viewer
 from seko_serve.metrics import Metrics
@@ -56,6 +57,8 @@ class ChunkEncoder:
         ended.
     done : callable
         Function that a worker calls after each chunk.
+    trace : Parent
+        The span below which the encoding of each chunk is recorded.
     """
 
     def __init__(
@@ -65,7 +68,9 @@ class ChunkEncoder:
         metrics: Metrics,
         failed: Callable[[Exception], None],
         done: Callable[[], None],
+        trace: tracing.Parent = None,
     ) -> None:
+        self._trace = trace
         self._viewer, self._workers, self._metrics = viewer, workers, metrics
         self._failed, self._done = WeakMethod(failed), done
         self._opened_at: float | None = time.monotonic()  # until the session's first media message
@@ -123,5 +128,6 @@ class ChunkEncoder:
             yield media
         encode_s = time.monotonic() - chunk.made_at
         self._metrics.encode.observe(encode_s)
+        tracing.record("encode", self._trace, encode_s, chunk=chunk.number)
         late_ms, encode_ms = round(timing.lateness * 1e3, 1), round(encode_s * 1e3, 1)
         yield message("chunk", chunk=chunk.number, frames=units, late_ms=late_ms, encode_ms=encode_ms)

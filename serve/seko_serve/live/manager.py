@@ -20,6 +20,7 @@ from seko_runtime.errors import (
     SnapshotError,
     UsageError,
 )
+from seko_serve import tracing
 from seko_serve.errors import ServeError
 from seko_serve.live.admission import Admission, Demand
 from seko_serve.live.calibration import calibrate
@@ -516,7 +517,9 @@ class SessionManager:
     def _ask(self, session: LiveSession, place: str | None, queue_token: str) -> None:
         """Ask for a session's admission; the ServeError of a request that waits holds the token of its place."""
         try:
-            self.admission.ask(Demand(session.tenant, session.content.period_s), place, session.name)
+            demand = Demand(session.tenant, session.content.period_s)
+            if waited := self.admission.ask(demand, place, session.name):
+                tracing.record("queue", session.trace, waited)
         except ServeError as error:
             if "place" in error.facts:
                 error.facts["queue_token"] = queue_token

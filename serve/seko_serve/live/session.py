@@ -21,6 +21,7 @@ from typing import Any
 from seko_runtime.errors import SekoRuntimeError, UsageError
 from seko_runtime.sessions.session import PendingResult, RowSession
 from seko_runtime.sessions.snapshot import Snapshot
+from seko_serve import tracing
 from seko_serve.errors import ServeError
 from seko_serve.live.connection import Connection
 from seko_serve.live.content import Content, answer_to
@@ -92,6 +93,8 @@ class LiveSession:
         The session of the pool; None before `open` and after `close`.
     pending : PendingResult or None
         The chunk that is requested and not made yet.
+    trace : Parent
+        The span of the request that opened the session.
     viewer : Viewer
         The session's socket, the messages sent to it, and the viewer's clock.
     ticket : Ticket
@@ -116,10 +119,11 @@ class LiveSession:
         save: Callable[[LiveSession, Capture], None] | None = None,
     ) -> None:
         self.name, self.tenant, self.content = name, tenant, content
+        self.trace = tracing.current()
         self.viewer, self.ticket, self.tokens = Viewer(content.rate, loop), Ticket(), ResumeTokens()
         self.watch_tokens = WatchTokens()
         self._codecs: tuple[Codec, ...] = ()  # of the stream; none before the first socket
-        self._encoder = ChunkEncoder(self.viewer, workers, metrics, self.failed, wake)
+        self._encoder = ChunkEncoder(self.viewer, workers, metrics, self.failed, wake, self.trace)
         self._wake, self._metrics = wake, metrics
         self.savable, self._save = save is not None, save
         self._every = snapshot_every if self.savable else 0

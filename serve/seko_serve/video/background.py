@@ -20,6 +20,7 @@ from seko_runtime import Chunk, VideoManifest
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingResult
 from seko_runtime.video.sinks import Mp4Sink
+from seko_serve import tracing
 from seko_serve.errors import ServeError
 from seko_serve.live.content import answer_to
 from seko_serve.video.content import VideoContent
@@ -105,6 +106,8 @@ class BackgroundVideo:
         error or None.
     wake : callable
         Function that tells the device's thread that the next chunk may be requested.
+    trace : Parent
+        The span of the request for the video.
     """
 
     def __init__(
@@ -118,12 +121,14 @@ class BackgroundVideo:
         workers: Executor,
         report: Callable[[int, bool, ServeError | None], None],
         wake: Callable[[], None],
+        trace: tracing.Parent = None,
     ) -> None:
         self._name, self._tenant, self._manifest, self._opening = name, tenant, manifest, opening
         self._content = VideoContent(manifest, opening)
         self._frames, self._path, self._workers = frames, path, workers
         self._report, self._wake = report, wake
         self.row: Any = None
+        self.trace = trace
         self.pending: PendingResult | None = None
         self._file: VideoFile | None = None
         self._written = 0

@@ -11,10 +11,11 @@ import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from seko_serve import tracing
 from seko_serve.errors import ServeError
 from seko_serve.live.device import Device, DeviceEndedError
 from seko_serve.store.base import StoreError
@@ -63,6 +64,8 @@ class Video:
     """Time at which the video was completed or failed, in seconds since 1970."""
     error: ServeError | None = None
     """The error with which the video failed."""
+    trace: tracing.Parent = field(default_factory=tracing.current)
+    """The span of the request for the video."""
 
     @property
     def expires(self) -> float | None:
@@ -254,6 +257,7 @@ class VideoJobs:
             self._worker,
             report,
             self._device.wake,
+            video.trace,
         )
         self._current = _Current(video, stream, over)
         await self._device.call(lambda _: self._device.run_in_background(stream))
