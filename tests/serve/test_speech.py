@@ -282,6 +282,36 @@ def test_a_kept_voice_is_encoded_once_and_speaks_as_the_recording_would(
     assert (code, answer["error"]["param"]) == (400, "voice")
 
 
+def test_a_session_speaks_with_a_kept_voice_also_in_the_next_process(start: Starter, tmp_path: Path) -> None:
+    store, recording = tmp_path / "store", noise(VOICE.samples)
+    first = start(opener, snapshots=str(store), snapshot_every=1)
+    sound = {"ref_audio": base64.b64encode(wav(recording, VOICE.sample_rate)).decode(), "ref_text": "yes"}
+    http(f"{first.url}/v1/audio/voices", "POST", {"name": "ada", **sound})
+    for table, status in (
+        ({"voice": {"id": "eve"}}, 404),
+        ({"voice": {"id": "ada"}, "voice_text": "a"}, 400),
+    ):
+        assert http(f"{first.url}/v1/sessions", "POST", table)[0] == status
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(audio=["pcm"], seed=3, voice={"id": "ada"})
+        await client.send("text", text="hallo.\n")
+        said = await heard(client, 2)
+        await client.drop()
+        await asyncio.to_thread(first.stop)
+        client._url = start(opener, snapshots=str(store)).url  # which keeps no voice
+        await client.resume()
+        while not said[-1].last:
+            said += await heard(client)
+        with open_pool() as pool:
+            samples = recording.astype(np.float32) / 32768
+            wanted = said_alone("hallo.", pool.encode_voice(continued=samples, text="yes"), seed=3)
+        content = {media.first: media.payload for media in said}
+        assert b"".join(content[first] for first in sorted(content)) == levels(wanted).tobytes()
+
+    run(test, first)
+
+
 def test_voices_are_kept_for_their_key_alone(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(voices, "MAX_VOICES", 2)
     server, recording = start(opener, keys=(KEY, OTHER)), noise(VOICE.samples)

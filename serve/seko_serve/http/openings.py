@@ -55,9 +55,10 @@ async def open_session(
         access.count_waiting(tenant, queue_token)
     else:
         access.opener(request)
-    table = await read()
     manifest = manager.device.manifest
-    opening = await asyncio.to_thread(workload_of(manifest).opening_of, table, manifest)
+    workload = workload_of(manifest)
+    table = await workload.with_kept(await read(), tenant, manager)
+    opening = await asyncio.to_thread(workload.opening_of, table, manifest)
     try:
         session = await manager.open(tenant, opening, queue_token)
     except ServeError as refused:

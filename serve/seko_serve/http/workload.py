@@ -119,6 +119,12 @@ class ServedWorkload(LiveWorkload[ManifestT]):
             If a field is unknown, of a wrong type, too large, or not supported by this artifact.
         """
 
+    async def with_kept(self, table: dict[str, Any], tenant: str, manager: SessionManager) -> dict[str, Any]:
+        """Return the fields of a request for a session, with what its tenant keeps in place of its names, for
+        `opening_of`; ServeError for a name of nothing."""
+        del tenant, manager
+        return table
+
     @abstractmethod
     def facts_of(self, manifest: ManifestT) -> dict[str, object]:
         """Return the facts about a model that a web page needs before the page opens a session."""

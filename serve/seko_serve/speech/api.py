@@ -96,7 +96,7 @@ def api() -> ApiParts:
     }
     session = {
         "seed": SEED,
-        "voice": UPLOAD,
+        "voice": {"anyOf": [UPLOAD, object_of({"id": TEXT})]},
         "voice_text": TEXT,
         "reference": UPLOAD,
         "guidance": NUMBER,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -71,9 +71,15 @@ class SpeechOpening:
 def speech_opening_of(
     table: dict[str, Any], manifest: SpeechManifest, sound: str = "voice", words: str = "voice_text"
 ) -> SpeechOpening:
-    """Return the opening of a session of a speech artifact from a request; see
-    `ServedWorkload.opening_of`. Messages of errors call the fields ``voice`` and ``voice_text`` by the names ``sound``
-    and ``words``."""
+    """Return the opening of a session of a speech artifact from a request; see `ServedWorkload.opening_of`. ``voice``
+    may be a `Voice`, which was encoded before. Messages of errors call the fields ``voice`` and ``voice_text`` by the
+    names ``sound`` and ``words``."""
+    kept = table.get("voice")
+    if isinstance(kept, Voice):
+        if {"voice_text", "reference"} & table.keys():
+            raise ServeError("bad_request", f"a kept voice has its words: leave {words} and reference out")
+        others = {name: value for name, value in table.items() if name != "voice"}
+        return replace(speech_opening_of(others, manifest), encoded=kept, voice_text=kept.text)
     check_opening(table, FIELDS, manifest.name)
     seed, text, voice = (
         whole_seed(table.get("seed", 0), "seed"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -96,9 +95,7 @@ class Speaker:
     ) -> SpeechOpening:
         """Return the conditions with which a request's session begins; ServeError if a sentence would not fit."""
         await self._check_text(values["input"], SpeechOpening())  # before the sound of a voice is decoded
-        opening = await opening_of(values, manifest)
-        if kept is not None:
-            opening = replace(opening, encoded=kept, voice_text=kept.text)
+        opening = await opening_of(values if kept is None else {**values, "ref_audio": kept}, manifest)
         if any(opening.voice_patches(manifest).values()):
             await self._check_text(values["input"], opening)
         return opening

@@ -24,6 +24,7 @@ from seko_serve.speech.opening import SpeechOpening, speech_opening_of
 from seko_serve.speech.realtime import RealtimeRoutes
 from seko_serve.speech.routes import PATH, SpeechRoutes
 from seko_serve.speech.speaking import VOICES_PATH, Speaker
+from seko_serve.speech.voices import KeptVoices
 
 
 class SpeechWorkload(ServedWorkload[SpeechManifest]):
@@ -70,6 +71,14 @@ class SpeechWorkload(ServedWorkload[SpeechManifest]):
     def opening_of(self, table: dict[str, Any], manifest: SpeechManifest) -> SpeechOpening:
         """Return the opening of a request."""
         return speech_opening_of(table, manifest)
+
+    async def with_kept(self, table: dict[str, Any], tenant: str, manager: SessionManager) -> dict[str, Any]:
+        """Return the fields of a request with the voice that ``{"id": NAME}`` names."""
+        named = table.get("voice")
+        if not isinstance(named, dict) or set(named) != {"id"} or not isinstance(named["id"], str):
+            return table
+        voices = KeptVoices(manager.shelf)
+        return {**table, "voice": await voices.encoded(tenant, await voices.find(tenant, named["id"]))}
 
     def facts_of(self, manifest: SpeechManifest) -> dict[str, object]:
         """Return the facts about a speech model."""
