@@ -268,8 +268,7 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
         def decoder() -> nn.Module:
             return make(vae, first=first, frames=length, dtype=dtype)
 
-        # ranks that share a picture exchange rows, which the kernel does not read
-        module = vae_module(config, vae, decoder, inputs) if ranks == 1 else on_meta(decoder)
+        module = vae_module(config, vae, decoder, inputs)
         return Piece(
             EngineKey(role),
             module,

@@ -12,6 +12,7 @@ or cell rows of one rank, W the number of columns, and R the number of ranks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,13 +50,19 @@ class RowSplit:
         Above and below the whole picture the neighbouring rows are zeros, like a convolution's padding. The memory of
         the result is channels-last.
         """
-        own = x.permute(0, 2, 3, 4, 1)  # [B, T, H, W, C]
-        edges = self._gathered(torch.stack((own[:, :, -1], own[:, :, 0])))  # [R, 2, B, T, W, C]
+        return self.each_with_neighbours((x,))[0]
+
+    def each_with_neighbours(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return `with_neighbours` of tensors that differ in T only, whose rows are exchanged together."""
+        owns = [part.permute(0, 2, 3, 4, 1) for part in parts]  # [B, T, H, W, C]
+        outer = [torch.stack((own[:, :, -1], own[:, :, 0])) for own in owns]  # [2, B, T, W, C]
+        edges = self._gathered(outer[0] if len(outer) == 1 else torch.cat(outer, dim=2))
         around = F.pad(edges, (*(0, 0) * 5, 1, 1))  # zeros before the first rank and behind the last
-        above = around[:, 0].index_select(0, self.rank)
-        below = around[:, 1].index_select(0, self.rank + 2)
-        joined = torch.cat((above.permute(1, 2, 0, 3, 4), own, below.permute(1, 2, 0, 3, 4)), dim=2)
-        return joined.permute(0, 4, 1, 2, 3)
+        frames = [own.shape[1] for own in owns]
+        above = around[:, 0].index_select(0, self.rank).permute(1, 2, 0, 3, 4).split(frames, dim=1)
+        below = around[:, 1].index_select(0, self.rank + 2).permute(1, 2, 0, 3, 4).split(frames, dim=1)
+        joined = [torch.cat(rows, dim=2) for rows in zip(above, owns, below, strict=True)]
+        return [part.permute(0, 4, 1, 2, 3) for part in joined]
 
     def every_place(self, x: Tensor) -> Tensor:
         """Return the pixels of all R ranks, [N, R*P, C], from the P pixels of this rank, x [N, P, C]."""

@@ -24,7 +24,13 @@ from seko_export.media.pieces import media_buffers, media_pieces
 from seko_export.media.wan_vae import layers
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
+from seko_export.media.wan_vae.own_convolution import (
+    DoublingConvolution,
+    OwnConvolution,
+    use_own_convolutions,
+)
 from seko_export.media.wan_vae.rows import DecodeShare
+from seko_kernels.tuned_conv import ConvTiles
 from tests.parallel.in_threads import Meeting, RowsInThreads
 from tests.support.tolerances import VAE, relative_error
 
@@ -39,6 +45,7 @@ class WholeVaeConfig(WanVaeConfig):
 
 CONFIG = WanVaeConfig(base_dim=4, num_res_blocks=1)
 ROWS, COLUMNS = 6, 3  # of latents
+TILES = ConvTiles(8, 16, filters=32, more_filters=16, channels=16, stages=3, warps=4)  # any
 T = TypeVar("T")
 
 
@@ -86,13 +93,13 @@ def test_each_rank_sees_one_row_of_each_neighbour_and_zeros_around_the_picture(
         assert torch.equal(places, whole[:, :, 0].flatten(2).mT)
 
 
-@pytest.mark.parametrize("by_cudnn", [False, True])
+@pytest.mark.parametrize("by", ["torch", "cuDNN", "Seko's kernel"])
 @pytest.mark.parametrize(("ranks", "frames"), [(2, 1), (3, 3), (6, 2)])
 def test_ranks_decode_the_rows_of_one(
-    ranks: int, frames: int, by_cudnn: bool, monkeypatch: pytest.MonkeyPatch
+    ranks: int, frames: int, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three chunks, the caches carried: the video and every cache are the whole decoder's, in float32."""
-    monkeypatch.setattr(layers, "by_cudnn", lambda _: by_cudnn)
+    monkeypatch.setattr(layers, "by_cudnn", lambda _: by == "cuDNN")
     halves = {first: VaeDecode(CONFIG, first=first, frames=frames) for first in (True, False)}
     weights = weights_of(halves[True])
     for half in halves.values():
@@ -106,6 +113,14 @@ def test_ranks_decode_the_rows_of_one(
             share = Decoder(CONFIG, first=not results, frames=frames, dtype=torch.float32, ranks=ranks)
             share.meeting = meeting
             share.load_state_dict(weights)
+            if by == "Seko's kernel":
+                share.rows_of = lambda number: RowsInThreads(ranks, number, meeting)
+                caches = results[-1][1:] if results else ()
+                use_own_convolutions(
+                    share, (latents[0], rank, *(cache[0] for cache in caches)), lambda _: TILES
+                )
+                kinds = {type(part) for part in share.modules()}
+                assert kinds >= {OwnConvolution, DoublingConvolution}
             results.append(share.decoded(latents, rank, *(results[-1][1:] if results else ())))
         return results
 

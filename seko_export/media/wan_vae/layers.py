@@ -268,11 +268,10 @@ class Upsample(Streamed):
             else:
                 x = torch.cat((x[:, :, :1], _interleaved(self.time_conv(x[:, :, 1:], caches))), dim=2)
         enlarge, convolve = self.resample
+        if isinstance(convolve, Streamed):
+            return convolve(as_clip(enlarge(as_images(x)), x.shape[0]), caches)  # type: ignore[no-any-return]
         if caches.split is None:
-            pictures = enlarge(as_images(x))
-            if isinstance(convolve, Streamed):
-                return convolve(as_clip(pictures, x.shape[0]), caches)  # type: ignore[no-any-return]
-            return as_clip(convolve(pictures), x.shape[0])
+            return as_clip(convolve(enlarge(as_images(x))), x.shape[0])
         weight, bias = convolve.parameters()
         # Each neighbour's row becomes two rows, of which the adjacent one is needed.
         whole = enlarge(as_images(caches.split.with_neighbours(x)))[:, :, 1:-1]

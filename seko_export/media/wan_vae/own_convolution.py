@@ -119,6 +119,7 @@ class OwnConvolution(Streamed):
         assert plain.bias is not None
         self.bias = plain.bias
         self.keeps = isinstance(plain, CausalConv3d)
+        self._beside = plain.weight.shape[-2] // 2  # rows that the convolution reads above and below
         for name, tensor in packed_weights(plain.weight.detach(), gamma).items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
@@ -142,16 +143,16 @@ class OwnConvolution(Streamed):
         earlier = None
         if self.keeps:
             earlier = None if caches.starts else caches.before(x, CONV_HISTORY)
-        added = None if residual is None else _channels_behind(residual)
-        y = causal_conv(
-            self._numbers(x),
-            None if earlier is None else self._numbers(earlier),
-            self.filters_fp8 if self.fp8 else self.filters,
-            self.bias,
-            added,
-            scale=self.sum_scale if self.fp8 else None,
-            tiles=self.tiles,
-        )
+        split = caches.split if self._beside else None
+        if split is None:
+            y = self._convolved(x, earlier, residual)
+        else:
+            # The kernel puts zeros around a frame. With the neighbours' rows inside, the zeros reach only those results
+            # that are cut off.
+            parts = split.each_with_neighbours((x,) if earlier is None else (x, earlier))
+            wide, *before = parts
+            y = self._convolved(wide, before[0] if before else None)[:, :, 1:-1]
+            y = y if residual is None else y + residual.permute(0, 2, 3, 4, 1)
         if self.keeps:
             # The frames are kept after the convolution, because the compiler has written `x` to memory for it. Before
             # the convolution the compiler would compute these frames a second time.
@@ -161,8 +162,20 @@ class OwnConvolution(Streamed):
             caches.keep(cached[:, :, -CONV_HISTORY:])
         return y.permute(0, 4, 1, 2, 3)
 
+    def _convolved(self, x: Tensor, earlier: Tensor | None, residual: Tensor | None = None) -> Tensor:
+        """Return the convolution of ``x`` after the frames ``earlier``, plus ``residual``, as [B, T, H, W, O]."""
+        return causal_conv(
+            self._numbers(x),
+            None if earlier is None else self._numbers(earlier),
+            self.filters_fp8 if self.fp8 else self.filters,
+            self.bias,
+            None if residual is None else _channels_behind(residual),
+            scale=self.sum_scale if self.fp8 else None,
+            tiles=self.tiles,
+        )
+
     def with_residual(self, x: Tensor, caches: FrameCaches, residual: Tensor) -> Tensor:
-        """Return the convolution of ``x`` plus ``residual``, summed in the kernel."""
+        """Return the convolution of ``x`` plus ``residual``, which on a single GPU are summed in the kernel."""
         return self(x, caches, residual)  # type: ignore[no-any-return]
 
     def _numbers(self, x: Tensor) -> Tensor:
@@ -200,9 +213,12 @@ class DoublingConvolution(Streamed):
         self.tiles, self.bias = tiles, plain.bias
         self.filters_doubled = nn.Parameter(doubled_filters(plain.weight.detach()), requires_grad=False)
 
-    def forward(self, x: Tensor, _: FrameCaches) -> Tensor:
+    def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
         """Return the result [B, O, T, 2*H, 2*W] for ``x`` [B, C, T, H, W], both in channels-last memory."""
-        y = doubled_conv(_channels_behind(x), self.filters_doubled, self.bias, tiles=self.tiles)
+        split = caches.split
+        wide = x if split is None else split.with_neighbours(x)
+        y = doubled_conv(_channels_behind(wide), self.filters_doubled, self.bias, tiles=self.tiles)
+        y = y if split is None else y[:, :, 2:-2]
         return y.permute(0, 4, 1, 2, 3)
 
 
@@ -236,11 +252,20 @@ def use_own_convolutions(module: nn.Module, inputs: Sequence[Tensor], tiles_of: 
     sizes: dict[nn.Module, str] = {}
 
     def note(part: nn.Module, call_inputs: tuple[Any, ...], _: Tensor) -> None:
-        shape = call_inputs[0].shape
-        frames = shape[0] if len(shape) == 4 else shape[0] * shape[2]
-        sizes[part] = size_class(frames, *shape[-2:])
+        batch, _, frames, height, width = call_inputs[0].shape
+        sizes[part] = size_class(batch * frames, ranks * height, width)
 
-    hooks = [part.register_forward_hook(note) for part in plain.values()]
+    def note_doubled(doubling: nn.Module, _: tuple[Any, ...], pictures: Tensor) -> None:
+        height, width = pictures.shape[-2:]
+        own = height if ranks == 1 else height - 4  # without what two rows of neighbours became
+        sizes[convolution_behind[doubling]] = size_class(len(pictures), ranks * own, width)
+
+    # Ranks that share a picture get the convolutions of the whole picture: builds for other numbers of ranks then hold
+    # the same weights, so that they open each other's snapshots.
+    ranks = getattr(module, "ranks", 1)
+    convolution_behind = {upsample.resample[0]: upsample.resample[1] for upsample in behind.values()}
+    hooks = [part.register_forward_hook(note) for part in plain.values() if part not in behind]
+    hooks += [doubling.register_forward_hook(note_doubled) for doubling in convolution_behind]
     with torch.no_grad():
         module(*inputs)
     for hook in hooks:
