@@ -463,14 +463,16 @@ class Device:
     def _serve_next(self, pool: ServedPool, among: Mapping[RowSession, Streamed]) -> None:
         began = time.monotonic()
         served = pool.serve_next(among=among, queued=partial(self._accept, among))
+        call_s = time.monotonic() - began
         if served:
-            self.metrics.call.labels(self._bucket(len(served))).observe(time.monotonic() - began)
+            self.metrics.call.labels(self._bucket(len(served))).observe(call_s)
             self.call_seconds = step_seconds(pool)
+        for session, _ in served:
+            tracing.record("step", among[session].trace, call_s, rows=len(served))
 
     def _accept(self, among: Mapping[RowSession, Streamed], served: Sequence[tuple[RowSession, Any]]) -> None:
         """Give streams their chunks, whose frames others wait for."""
         for session, chunk in served:
-            tracing.record("step", among[session].trace, now - began, rows=len(served))
             if chunk is None:  # a part of its prompt was made: it still waits
                 continue
             stream = among[session]
