@@ -151,10 +151,10 @@ CASES: Mapping[str, Case] = {
         builds=False,
     ),
     "matrix_game": Case(
-        "mg2_fps, mg2_step_vs_compiled, serve_key_to_picture", "worlds",
-        WORLDS | {"preset": "matrix-game-2-universal", "parts": ("fps", "fps_parts", "compiled", "key")},
+        "mg2_fps, mg2_step_vs_compiled, serve_key_to_picture, serve_key_to_shown", "worlds",
+        WORLDS | {"preset": "matrix-game-2-universal", "parts": ("fps", "fps_parts", "compiled", "key", "played")},
         {"preset": "matrix-game-tiny", "chunks": 2, "presses": 2, "sessions": 2, "misses_of": 4,
-         "parts": ("fps", "fps_parts", "compiled", "key", "sessions")},
+         "parts": ("fps", "fps_parts", "compiled", "key", "played", "sessions")},
     ),
     "matrix_game_kernels": Case(
         "no row: where the time of a chunk goes, by kernels", "worlds",

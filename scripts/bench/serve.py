@@ -47,10 +47,14 @@ class Served:
     ----------
     opener : callable
         Returns a context that opens the pool; the device's thread enters it.
+    lead_s : float, optional
+        As the server's ``--lead``.
     """
 
-    def __init__(self, opener: Callable[[], AbstractContextManager[Pool]]) -> None:
-        settings = Settings(Path("bench"), port=0, opens_per_s=1e5, videos=0)
+    def __init__(
+        self, opener: Callable[[], AbstractContextManager[Pool]], *, lead_s: float | None = None
+    ) -> None:
+        settings = Settings(Path("bench"), port=0, opens_per_s=1e5, videos=0, lead_s=lead_s)
         self.device = Device(opener)
         manager = SessionManager(settings, self.device)
         self._server = Server(Application(settings, manager), host="127.0.0.1", port=0)

@@ -8,6 +8,8 @@ No checkpoint and no artifact is written: engines are compiled as in a build, we
 - ``kernels``: no row: where the time of a chunk goes, by kinds of kernels and by the longest ones, of both;
 - ``key``: ``serve_key_to_picture``: from a key's event, where the row waits for its viewer, until the first frame that
   follows it is at the client, in chunk times;
+- ``played``: ``serve_key_to_shown``: from a key's event at any time of a player in real time to the first frame that
+  follows it on his screen, in chunks of video;
 - ``sessions``: ``worlds_sessions`` and ``worlds_misses``: viewers of one server at 16 fps, and their late chunks.
 """
 
@@ -56,10 +58,12 @@ BARS = {
     "minwm_fps": 24.0,
     "mg2_step_vs_compiled": 0.75,
     "serve_key_to_picture": 1.25,
+    "serve_key_to_shown": 1.25,
     "worlds_sessions": 4.0,
     "worlds_misses": 0.0,
 }
 WATCHED_FPS = 16.0
+LEAD_S = 0.15
 KERNELS, KERNEL_LETTERS = 40, 160  # of a chunk, longest first; letters of a name
 PRESSES = """
 import asyncio, base64, json, sys, time
@@ -94,6 +98,68 @@ async def run(url, presses, picture):
     print(json.dumps(times))
 
 asyncio.run(run(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+"""
+
+
+# A player who shows frames at the stream's rate, and presses keys at any time. A latency ends when the first frame that
+# follows the key is shown.
+PLAYED = """
+import asyncio, base64, json, random, sys, time
+from pathlib import Path
+from seko_serve.client import AsyncClient
+from seko_serve.protocol import Media
+
+async def run(url, presses, picture, fps):
+    image = base64.b64encode(Path(picture).read_bytes()).decode()
+    random.seed(0)
+    shown, applied, times, late = {}, {}, [], 0  # by chunk: when its first frame is shown; by control: its chunk
+    news = asyncio.Condition()
+    async with AsyncClient(url) as client:
+        await client.open(codecs=["h264"], image=image, fps=fps)
+        controls = client.ready["controls"].items()
+        name, keys = next((name, control["keys"]) for name, control in controls if control.get("keys"))
+        chunk_s, ends = client.ready["chunk_frames"] / fps, [0.0]
+
+        async def press():
+            for number in range(presses):
+                await asyncio.sleep(random.uniform(1.0, 2.0) * chunk_s)
+                pressed = time.monotonic()
+                sent = await client.send("control", name=name, event={"held": keys[number % 2]["codes"][:1]})
+                async with news:
+                    await news.wait_for(lambda: sent in applied and applied[sent] in shown)
+                times.append(1e3 * (shown[applied[sent]] - pressed))
+
+        async def acknowledge(chunk, at):
+            await asyncio.sleep(at - time.monotonic())
+            await client.send("ack", chunk=chunk)
+
+        tasks = []
+        async for message in client.messages():
+            if isinstance(message, Media):
+                if message.chunk not in shown:
+                    now = time.monotonic()
+                    late += ends[-1] > 0 and now > ends[-1]
+                    async with news:
+                        shown[message.chunk] = max(now, ends[-1])
+                        news.notify_all()
+                    if message.chunk == 8:
+                        tasks.append(asyncio.create_task(press()))
+                continue
+            if message["type"] == "applied":
+                async with news:
+                    applied[message["id"]] = message["chunk"]
+                    news.notify_all()
+            if message["type"] == "chunk":
+                ends.append(shown[message["chunk"]] + message["frames"] / fps)
+                tasks.append(asyncio.create_task(acknowledge(message["chunk"], ends[-1])))
+                if len(times) >= presses:
+                    break
+        for task in tasks:
+            task.cancel()
+        await client.close()
+    print(json.dumps({"times": times, "late": late}))
+
+asyncio.run(run(sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4])))
 """
 
 
@@ -134,9 +200,10 @@ class Bench(FullModelBench):
         unit: str,
         *,
         barred: bool = True,
-        **more: object,
+        more: str = "",
+        **columns: object,
     ) -> None:
-        """Append a row, which is held against the figure's bar if it is ``barred``."""
+        """Append a row, which is held against the figure's bar if it is ``barred``; ``more`` ends its shape."""
         s = config.workload.stream
         cache = "fp4 cache, fp8 matmuls, resident window" if config.target.fp8 else "exact cache"
         parts = ", by single latents" if decode_parts(config) > 1 else ""
@@ -144,11 +211,13 @@ class Bench(FullModelBench):
         passes = len(config.workload.schedule.timesteps)
         shape = (
             f"{config.model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}, ring {s.ring_frames}, {passes} passes "
-            f"and context, {cache}{vae}, {config.workload.rows} rows"
+            f"and context, {cache}{vae}, {config.workload.rows} rows{more}"
         )
         bar = BARS.get(figure) if barred and self.on_gpu and not self.tiny else None
         kind = "uncompiled" if self.options.eager else "aoti"
-        append_row(self.options.rows, figure, shape, value, unit, bar, engines=kind, weights="random", **more)
+        append_row(
+            self.options.rows, figure, shape, value, unit, bar, engines=kind, weights="random", **columns
+        )
 
     def folder(self, config: VideoBuild) -> Path:
         """Return where a build's engines lie."""
@@ -283,6 +352,22 @@ def _key(bench: Bench, config: VideoBuild, chunk_ms: float) -> None:
               latency_ms=figures, barred=decode_parts(config) > 1)  # fmt: skip
 
 
+def played(bench: Bench) -> None:
+    """One player in real time who presses a key at any time, of chunks begun as soon as may be, and with a lead."""
+    config = bench.config(decoded=True, parts=True)
+    bench.compile([config])
+    for lead_s in (None, LEAD_S):
+        with Served(lambda: bench.world(config), lead_s=lead_s) as served:
+            picture = _start_picture(bench, config)
+            seen = json.loads(python("-c", PLAYED, served.url, bench.options.presses, picture, WATCHED_FPS))
+            chunk_ms = 1e3 * served.chunk_frames / WATCHED_FPS
+        figures = spread(seen["times"])
+        bench.row("serve_key_to_shown", config, figures["p99"] / chunk_ms, "p99, from a key's event at any time to the "
+                  f"first frame that follows it on a screen of {WATCHED_FPS:g} fps / a chunk's video",
+                  late=seen["late"], presses=len(seen["times"]), latency_ms=figures, video_ms=chunk_ms,
+                  barred=lead_s is not None, more="" if lead_s is None else f", --lead {lead_s:g}")  # fmt: skip
+
+
 def sessions(bench: Bench) -> None:
     """Viewers of one server in real time, and what came late for them."""
     config = bench.config(decoded=True, sessions=bench.options.sessions)
@@ -301,7 +386,7 @@ def sessions(bench: Bench) -> None:
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {
-    part.__name__: part for part in (fps, fps_parts, compiled, kernels, key, sessions)
+    part.__name__: part for part in (fps, fps_parts, compiled, kernels, key, played, sessions)
 }
 
 

@@ -43,6 +43,7 @@ from seko_export.roofline.op_count_fused import CountedOps, tensors_of
 from seko_kernels import conv_reference
 from seko_kernels.kv_formats import ExactKv
 from seko_kernels.ops import stand_ins
+from seko_kernels.over_time import over_time_reference
 from seko_kernels.tuned_conv import ConvTiles
 
 _GATHERS = ("aten::index_select",)
@@ -105,6 +106,7 @@ def count_piece(piece: Piece) -> PieceCount:
             "causal_conv": partial(_count_convolution, recorder),
             "doubled_conv": partial(_count_doubled, recorder),
             "norm_silu": conv_reference.norm_silu,
+            "attention_over_time": over_time_reference,
         }
     )
     with (

@@ -50,7 +50,7 @@ class Metrics:
         self.due_chunks = self._counter("due_chunks", "Chunks that a playing viewer waited for")
         self.late_chunks = self._counter("late_chunks", "Chunks that came after they were due")
         self.encode = self._histogram(
-            "encode_seconds", "From a chunk's end on the device to its last coded frame", ENCODE_S
+            "encode_seconds", "From a chunk's first frames on the host to its last coded frame", ENCODE_S
         )
         self.ttfc = self._histogram("ttfc_seconds", "From a session's opening to its first chunk", TTFC_S)
         self.opening = self._histogram("open_seconds", "The device's part of opening a session", OPEN_S)

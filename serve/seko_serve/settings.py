@@ -94,6 +94,15 @@ class Settings:
         type=float,
         metavar="NUMBER",
     )
+    lead_s: float | None = _option(
+        None,
+        MUCH,
+        "seconds before a player needs a chunk at which it is begun, so that keys act sooner, but none may take longer "
+        "(default: as soon as two are unshown at most)",
+        option="--lead",
+        type=float,
+        metavar="SECONDS",
+    )
     queue: int = _option(16, MUCH, "requests for a session that may wait (default: %(default)s)", type=int)
     videos: int = _option(32, MUCH, "videos of /v1/videos that wait or are kept; 0: none are made", type=int)
     video_folder: Path | None = _option(
@@ -165,6 +174,8 @@ class Settings:
             raise ValueError(f"--videos {self.videos}: expected 0 or more")
         if not 0 < self.lease_s < 86_400:
             raise ValueError(f"--lease {self.lease_s}: expected seconds above 0, at most a day")
+        if self.lead_s is not None and not 0 < self.lead_s < 86_400:
+            raise ValueError(f"--lead {self.lead_s}: expected seconds above 0, at most a day")
         for host in self.picture_hosts:
             if not host or urlsplit(f"//{host}").netloc != host or host != host.lower() or "@" in host:
                 raise ValueError(f"--picture-hosts {host}: expected a host such as pictures.example.org")

@@ -15,6 +15,7 @@ FAST = (
     "interpreted_rows.py",
     "interpreted_few_rows.py",
     "interpreted_norm_silu.py",
+    "interpreted_over_time.py",
 )
 SLOW = (
     "interpreted_attention_fp8.py",

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seko_export.config.pool import PoolConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.layers.block import Recall
 from seko_export.families.layers.choice import CHUNK
 from seko_export.families.layers.fused_block import set_fp8
@@ -27,10 +30,12 @@ from seko_export.families.matrix_game.actions import (
     ActionModule,
 )
 from seko_export.families.matrix_game.model import MatrixGameModel
+from seko_export.families.matrix_game.presets import PRESETS
 from seko_export.families.registry import graph_of
 from seko_export.lowering.trace import trace
 from seko_kernels.matmul import quantise_weight
 from tests.matrix_game.streams import game_config, random_checkpoint
+from tests.support.hopper import on_hopper
 from tests.support.tolerances import FP8_MATMULS_PASS, relative_error
 
 CONFIG = game_config()
@@ -40,7 +45,7 @@ HEADS = (MODEL.action_heads, 64)
 
 
 def module(dtype: torch.dtype) -> ActionModule:
-    made = ActionModule(MODEL, STREAM, dtype).requires_grad_(False)
+    made = ActionModule(MODEL, STREAM, dtype, fused=True).requires_grad_(False)
     checkpoint = random_checkpoint(CONFIG)
     for name, weight in made.named_parameters():
         weight.copy_(checkpoint[f"blocks.0.action_model.{name}"])
@@ -72,10 +77,29 @@ def inputs(dtype: torch.dtype, fill: float = 0.0) -> tuple[Tensor, dict[str, Ten
     return random(2, FRAMES * TOKENS, MODEL.dim), conditioning, recall
 
 
+def behind(made: ActionModule, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
+    """The hidden state with both residuals."""
+    hidden, residual = made(*inputs(dtype, fill))
+    return hidden + residual
+
+
 def test_slots_that_nobody_wrote_are_not_seen() -> None:
     plain = module(torch.float32)
-    results = [plain(*inputs(torch.float32, fill)) for fill in (0.0, float("nan"))]
+    results = [behind(plain, torch.float32, fill) for fill in (0.0, float("nan"))]
     assert torch.equal(*results)
+
+
+def test_on_a_gpu_fused_layers_attend_over_time_in_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced with tensors that have no memory: the mouse and the keyboard, once each."""
+    on_hopper(monkeypatch)
+    preset = PRESETS["matrix-game-2-universal"]
+    assert preset.schedule is not None
+    target = TargetConfig("cuda", fused=True, attention="fp8")
+    workload = VideoConfig(preset.stream, preset.schedule, "fp4")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        graph = trace(graph_of(VideoBuild(preset.model, workload, target)).pieces["block"], "cuda").graph
+    called = [str(node.target) for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    assert sum(target.startswith("seko.attention_over_time") for target in called) == 2
 
 
 @pytest.mark.parametrize("name", module(torch.float32).fp8_linears)
@@ -91,12 +115,12 @@ def test_an_action_module_in_fp8_is_the_one_of_bfloat16(
         ours.get_parameter(f"{part}.weight_fp8").copy_(values)
         ours.get_parameter(f"{part}.weight_scale").copy_(scale)
 
-    wanted = plain(*inputs(torch.bfloat16))
-    error = relative_error(ours(*inputs(torch.bfloat16)), wanted)
+    wanted = behind(plain, torch.bfloat16)
+    error = relative_error(behind(ours, torch.bfloat16), wanted)
     worst("Matrix-Game, a hidden state behind an action module in fp8", error)
     assert 0 < error <= FP8_MATMULS_PASS
     ours.get_parameter(f"{name}.weight_scale").mul_(2)
-    broken = relative_error(ours(*inputs(torch.bfloat16)), wanted)
+    broken = relative_error(behind(ours, torch.bfloat16), wanted)
     # a norm follows mouse_attn_q, so that its scales do not count
     assert (broken > FP8_MATMULS_PASS) == (name != "mouse_attn_q")
 

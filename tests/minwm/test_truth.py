@@ -17,7 +17,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.families.layers.block import Recall, Unturned
 from seko_export.families.layers.choice import CHUNK, INTRINSICS, POSES
 from seko_export.families.layers.layer_pieces import BLOCK, WINDOW
-from seko_export.families.minwm.camera import INVERSE, KEPT, MATRIX, CameraAttention
+from seko_export.families.minwm.camera import INVERSE, KEPT, MATRIX, CameraAttention, CameraTurn
 from seko_export.families.minwm.model import NO_CAMERA
 from seko_export.families.registry import graph_of
 from seko_export.lowering.trace import trace
@@ -95,7 +95,8 @@ def test_where_the_world_begins_changes_nothing(far: float, bar: float) -> None:
 def test_cameras_at_rest_are_attention_without_rope() -> None:
     """Through the second projection, and this is not the same as no camera."""
     model, generator = MODEL, torch.Generator().manual_seed(5)
-    module = CameraAttention(model, 2, torch.float32).requires_grad_(False)
+    turn = CameraTurn(2)
+    module = CameraAttention(model, turn, torch.float32).requires_grad_(False)
     heads, tokens = (model.heads, model.head_dim), 6
     q, k, v = (torch.randn(1, n, *heads, generator=generator) for n in (tokens, 2 * tokens, 2 * tokens))
 
@@ -106,7 +107,8 @@ def test_cameras_at_rest_are_attention_without_rope() -> None:
     still = torch.eye(4).expand(1, 1, 4, 4)
     kept = {KEPT: torch.eye(4).repeat(2, 1, 1)}
     recall = Recall(kept, torch.tensor([[1]]), torch.tensor([2 * tokens]), None)
-    found = module(Unturned(q, k, v, attend), {MATRIX: still, INVERSE: still}, recall)
+    seen = Unturned(q, lambda q, of_slots: attend(q, *(turn.turned(of_slots, x) for x in (k, v))))
+    found = module(seen, {MATRIX: still, INVERSE: still}, recall)
     assert relative_error(found, F.linear(attend(q, k, v), module.prope_o.weight, module.prope_o.bias)) <= BAR
 
 

@@ -285,6 +285,25 @@ def test_a_call_may_be_chosen_among_some_of_those_that_asked() -> None:
         assert names(pool.serve_next()) == [first.name]
 
 
+def test_results_are_given_out_before_the_call_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[Any] = []
+    with closing(Device().pool()) as pool:
+        real = pool._await
+
+        def ended(call: Any) -> float:
+            order.append("ended")
+            return real(call)
+
+        monkeypatch.setattr(pool, "_await", ended)
+        sessions = opened(pool, 2)
+        for session in sessions:
+            session.request_chunk(FAR)
+        served = pool.serve_next(queued=lambda results: order.append(list(results)))
+        assert order == [served, "ended"]
+        assert pool.serve_next(queued=order.append) == []
+        assert len(order) == 2
+
+
 def test_one_call_may_be_made_to_carry_all() -> None:
     with closing(Device().pool(sessions=5)) as pool:
         sessions = opened(pool, 5)

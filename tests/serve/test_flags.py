@@ -190,6 +190,7 @@ def test_numbers_reach_the_server(serve: Callable[..., Any]) -> None:
         (["--picture-hosts", "https://a.example"], "--picture-hosts"),
         (["--picture-hosts", "a@b.example"], "--picture-hosts"),
         (["--opens-per-second", "0"], "--opens-per-second"),
+        (["--lead", "0"], "--lead 0.0: expected seconds above 0"),
         (["--queue", "-1"], "--queue"),
         (["--stun", "turn:a.example"], "--stun turn:a.example"),
         (["--turn", "a.example:3478"], "--turn a.example:3478"),

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.sessions.scheduler import Waiting, next_call
 from seko_runtime.sessions.session import PendingResult
+from seko_serve.live.device import Device
 from seko_serve.live.pace import Pace
 from seko_serve.live.session import LiveSession
 from seko_serve.metrics import Metrics
@@ -67,9 +69,33 @@ def test_a_newcomer_is_served_beside_viewers_whose_chunks_are_always_late(sessio
             if number < len(late):
                 late[number].count_chunk(1, now)
             else:
-                session.accept_chunk(object(), now)
+                session.accept_chunk(object())
     assert sorted(served[:3]) == [0, 1, 2]
     assert served.count(2) > 1
+
+
+def test_with_a_lead_a_chunk_begins_that_long_before_a_player_needs_it(
+    session: LiveSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve frames at 16 a second, shown from second 100 on."""
+    now = [100.0]
+    monkeypatch.setattr("seko_serve.live.session.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(session.viewer, "takes", lambda _: True)
+    device = Device(lambda: pytest.fail("opened"))
+    device.add(session)
+    session.viewer.detached_at = None
+    assert session.ready()  # nothing plays yet
+    session.viewer._pace.count_chunk(12, now[0])
+    session._chunks_made = 1
+    assert session.ready()
+    assert device._patience(now[0]) is None
+    session._lead_s = 0.25
+    for now[0], ready, patience in ((100.0, False, 0.5), (100.375, False, 0.125), (100.5, True, None)):
+        assert session.ready() is ready
+        assert device._patience(now[0]) == patience
+    now[0] = 100.375
+    session.viewer.stop_clock()
+    assert session.ready()
 
 
 @pytest.mark.parametrize(

@@ -447,8 +447,8 @@ def test_a_live_session_takes_the_row_of_a_video_whose_encoder_is_at_work(
             super().write(pictures)
 
     class Stream(BackgroundVideo):
-        def accept_chunk(self, chunk: Chunk, now: float) -> None:
-            super().accept_chunk(chunk, now)
+        def accept_chunk(self, chunk: Chunk) -> None:
+            super().accept_chunk(chunk)
             made.append(chunk.index)
             if chunk.index:
                 made_next.set()

@@ -150,6 +150,7 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         *,
         among: Collection[RowSession] | None = None,
         in_one: bool = False,
+        queued: Callable[[Sequence[tuple[SessionT, ResultT]]], None] | None = None,
     ) -> list[tuple[SessionT, ResultT]]:
         """Run the engine call that the scheduler chooses among the sessions that have requested a result, and wait for
         the end of the call.
@@ -168,6 +169,9 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         in_one : bool
             Whether one call carries all sessions of ``among``, whatever their due times. The server sets ``in_one`` to
             measure how long a call of so many rows takes.
+        queued : callable, optional
+            Function that is called with what `serve_next` returns as soon as others may read the results, each of which
+            waits for its own end: before the end of the call, whose context pass may follow the pictures.
 
         Returns
         -------
@@ -185,11 +189,13 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
             session is refused, for example because its row is inconsistent, the message names that session and the
             session's request is dropped, so that the next call serves the other sessions.
         """
-        queued = self._queue_next(now, among, in_one)
-        if queued is None:
+        call = self._queue_next(now, among, in_one)
+        if call is None:
             return []
-        self._await(queued)
-        return queued.results
+        if queued is not None:
+            queued(call.results)
+        self._await(call)
+        return call.results
 
     def _queue_next(
         self,

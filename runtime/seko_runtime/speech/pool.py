@@ -262,6 +262,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         *,
         among: Collection[RowSession] | None = None,
         in_one: bool = False,
+        queued: Callable[[Sequence[tuple[SpeechSession, Patch | None]]], None] | None = None,
     ) -> list[tuple[SpeechSession, Patch | None]]:
         """Run the engine call that the scheduler chooses among the sessions that have requested a patch, and wait for
         the end of the call.
@@ -281,6 +282,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         """
         served = super().serve_next(now, among=among, in_one=in_one)
         _read_flags([patch for _, patch in served])
+        if queued is not None:
+            queued(served)
         return served
 
     def serve(self, session: SpeechSession) -> None:

@@ -140,7 +140,8 @@ class BlockWeights(Ranked):
     after_attention, after_cross, tail : nn.Module or None
         Modules that a model family adds after self-attention, after cross-attention and after the feed-forward. Each
         maps the hidden state [B, T, d], and the tensors [B, ...] that `LayerChoice` names for the module, to the next
-        hidden state. If the family keeps tensors for each latent frame, `after_cross` also takes the `Recall`.
+        hidden state; `after_cross` to the hidden state and a residual that is not added yet. If the family keeps
+        tensors for each latent frame, `after_cross` also takes the `Recall`.
     extra_text : tuple of str
         Names of further keys and values to which cross-attention attends, besides the keys and values of the text; may
         be empty.
@@ -247,12 +248,13 @@ class BlockWeights(Ranked):
         keys, values, valid = behind_front(caches, keys, values, inputs.valid_tokens)
         return self.attend_window(q, keys, values, valid)
 
-    def behind_cross(self, hidden: Tensor, inputs: LayerInputs) -> Tensor:
-        """Return the hidden state behind the family's module after cross-attention."""
+    def behind_cross(self, hidden: Tensor, y: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
+        """Return the hidden state and what is added to it behind cross-attention, whose result is ``y``, and the
+        family's module after it."""
         if self.after_cross is None:
-            return hidden
+            return hidden, y
         kept = (inputs.kept,) if inputs.recall else ()
-        advanced: Tensor = self.after_cross(hidden, inputs.conditioning, *kept)
+        advanced: tuple[Tensor, Tensor] = self.after_cross(hidden + y, inputs.conditioning, *kept)
         return advanced
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -390,7 +392,8 @@ class Block(BlockWeights):
 
         q = rms_norm(self.cross_attn.q(self._affine_norm(hidden).to(dtype)), self.cross_attn.norm_q)
         y = self.cross_attend(self.split_heads(q).to(dtype), inputs)
-        hidden = self.behind_cross(hidden + self.cross_attn.o(y), inputs)
+        hidden, y = self.behind_cross(hidden, self.cross_attn.o(y), inputs)
+        hidden = hidden + y
 
         x = modulate(self._plain_norm(hidden), shift_2, scale_2).to(dtype)
         hidden = gated_residual(hidden, self.ffn(x), gate_2)

@@ -245,9 +245,7 @@ class FusedLayer(BlockWeights):
         q = rms_norm(self._matmul(self.cross_attn.q, x, dtype), self.cross_attn.norm_q)
         y = self.cross_attend(self.split_heads(q).to(dtype), inputs)
         y = self._matmul(self.cross_attn.o, self._as_rows(y), dtype)
-        if self.after_cross is not None:
-            hidden = self.behind_cross(hidden + y, inputs)
-            y = torch.zeros_like(y)
+        hidden, y = self.behind_cross(hidden, y, inputs)
         hidden, x = ops.residual_norm_modulate(
             hidden, y, shift_scale_gate, SHIFT_2, SCALE_2, eps, fp8=self.fp8
         )

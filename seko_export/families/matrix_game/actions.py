@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from seko_export.config.stream import StreamConfig
 from seko_export.config.video import VideoBuild
-from seko_export.families.layers.block import Recall, is_filled
-from seko_export.families.layers.ring_positions import rows_of
+from seko_export.families.layers.block import Recall
 from seko_export.families.layers.rotary import axis_angles
 from seko_export.families.matrix_game.model import HEAD, MOUSE, TURNED, MatrixGameModel
+from seko_kernels.over_time import attention_over_time, normed_and_turned, over_time_reference
 
 KEYBOARD_INPUT, MOUSE_INPUT = (
     "keyboard",
@@ -27,7 +27,6 @@ KEYBOARD_INPUT, MOUSE_INPUT = (
 COS, SIN, KEYS, MOVES = "action_cos", "action_sin", "action_keys", "action_moves"
 KEY_K, KEY_V = "action_key_k", "action_key_v"
 MOUSE_K_CACHE, MOUSE_V_CACHE, KEY_K_CACHE, KEY_V_CACHE = "mouse_k", "mouse_v", "key_k", "key_v"
-_QK_EPS = 1e-6
 
 
 def history_frames(config: VideoBuild) -> int:
@@ -94,7 +93,7 @@ class KeyboardKv(nn.Module):
         """Return keys, normed and turned, and values of the chunk's latent frames, [B, F, A, 64] each."""
         seen: Tensor = self.keyboard_embed(conditioning[KEYS])  # [B, F, seen, width]
         k, v = self.keyboard_attn_kv(seen.flatten(2)).unflatten(-1, (2, -1, HEAD)).unbind(-3)
-        return turned(k, conditioning[COS], conditioning[SIN]), v.contiguous()
+        return normed_and_turned(k, conditioning[COS], conditioning[SIN]), v.contiguous()
 
 
 class ActionModule(nn.Module):
@@ -102,12 +101,22 @@ class ActionModule(nn.Module):
 
     Each position attends over time: to the mouse's keys and values of its own position, and to the keyboard's, which
     are the same for all positions. Frames of a chunk see each other both ways.
+
+    Parameters
+    ----------
+    model, stream, dtype
+        The model, its stream and the dtype of the weights.
+    fused : bool
+        Whether attention runs in Seko's kernel on a GPU.
     """
 
-    def __init__(self, model: MatrixGameModel, stream: StreamConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: MatrixGameModel, stream: StreamConfig, dtype: torch.dtype, *, fused: bool
+    ) -> None:
         super().__init__()
         d, a = model.dim, model.action_width
         self.model, self.stream = model, stream
+        self.attend = attention_over_time if fused else over_time_reference
         self.fp8_linears: tuple[str, ...] = ("mouse_attn_q", "proj_keyboard")
         if model.mouse:
             self.fp8_linears += ("t_qkv", "proj_mouse")
@@ -123,68 +132,53 @@ class ActionModule(nn.Module):
         self.mouse_attn_q = nn.Linear(d, a, bias=False, dtype=dtype)
         self.proj_keyboard = nn.Linear(a, d, bias=False, dtype=dtype)
 
-    def forward(self, hidden: Tensor, conditioning: Mapping[str, Tensor], recall: Recall) -> Tensor:
-        """Return the next hidden state [B, T, d], and write the chunk's keys and values to the caches."""
-        cos, sin = (conditioning[name].unsqueeze(2) for name in (COS, SIN))  # [B, F, 1, 4]
+    def forward(
+        self, hidden: Tensor, conditioning: Mapping[str, Tensor], recall: Recall
+    ) -> tuple[Tensor, Tensor]:
+        """Return the hidden state [B, T, d] with the mouse's residual, and the keyboard's residual, which is not added
+        yet. The chunk's keys and values are written to the caches."""
         if self.model.mouse:
-            q, k, v = self._of_mouse(hidden, conditioning[MOVES])  # [B, F, n, A, 64]
-            k, v = self._kept(recall, {MOUSE_K_CACHE: turned(k, cos, sin), MOUSE_V_CACHE: v})
-            hidden = hidden + self.proj_mouse(self._over_time(turned(q, cos, sin), k, v, recall))
-        q = self.mouse_attn_q(hidden).unflatten(-1, (-1, HEAD)).unflatten(1, (self.stream.chunk_frames, -1))
-        k, v = self._kept(recall, {KEY_K_CACHE: conditioning[KEY_K], KEY_V_CACHE: conditioning[KEY_V]})
-        seen = self._over_time(turned(q, cos, sin), k.unsqueeze(2), v.unsqueeze(2), recall)
-        advanced: Tensor = hidden + self.proj_keyboard(seen)
-        return advanced
+            wide = self._of_mouse(hidden, conditioning[MOVES])  # [B, T, 3, A, 64]
+            _, k, v = wide.unflatten(1, (self.stream.chunk_frames, -1)).unbind(3)
+            cos, sin = (conditioning[name].unsqueeze(2) for name in (COS, SIN))  # [B, F, 1, 4]
+            new = {MOUSE_K_CACHE: normed_and_turned(k, cos, sin), MOUSE_V_CACHE: v}
+            self._keep(recall, new)
+            hidden = hidden + self.proj_mouse(self._over_time(wide, conditioning, recall, *new))
+        q = self.mouse_attn_q(hidden).unflatten(-1, (1, -1, HEAD))
+        new = {KEY_K_CACHE: conditioning[KEY_K], KEY_V_CACHE: conditioning[KEY_V]}
+        self._keep(recall, new)
+        return hidden, self.proj_keyboard(self._over_time(q, conditioning, recall, *new))
 
-    def _of_mouse(self, hidden: Tensor, moves: Tensor) -> tuple[Tensor, ...]:
-        """Return q, k and v of the mouse [B, F, n, A, 64]. The columns of the first matrix that meet the mouse's
+    def _of_mouse(self, hidden: Tensor, moves: Tensor) -> Tensor:
+        """Return q, k and v of the mouse [B, T, 3, A, 64]. The columns of the first matrix that meet the mouse's
         numbers are the same for all positions, so each part has a product of its own."""
         first, act, second, norm = self.mouse_mlp
         weight, d = cast(Tensor, first.weight), self.model.dim
-        by_frame = F.linear(moves, weight[:, d:], cast(Tensor, first.bias))  # [B, F, a]
-        x = F.linear(hidden, weight[:, :d]).unflatten(1, (self.stream.chunk_frames, -1))
+        of_moves = weight.narrow(1, d, moves.shape[-1])
+        by_frame = F.linear(moves, of_moves, cast(Tensor, first.bias))  # [B, F, a]
+        x = F.linear(hidden, weight.narrow(1, 0, d)).unflatten(1, (self.stream.chunk_frames, -1))
         x = second(act(x + by_frame.unsqueeze(2)).flatten(1, 2))  # [B, T, a]
         x = norm(x.float()).to(hidden.dtype)
-        wide = self.t_qkv(x).unflatten(1, (self.stream.chunk_frames, -1))
-        q, k, v = wide.unflatten(-1, (3, -1, HEAD)).unbind(3)
-        return q, k, v
+        wide: Tensor = self.t_qkv(x).unflatten(-1, (3, -1, HEAD))
+        return wide
 
-    def _kept(self, recall: Recall, new: Mapping[str, Tensor]) -> list[Tensor]:
-        """Write the chunk's tensors [B, F, ...] to the caches; return the caches of the call's rows [B, N, ...]."""
-        slots = self.stream.cache_frames
-        rows = recall.rows
+    def _keep(self, recall: Recall, new: Mapping[str, Tensor]) -> None:
+        """Write the chunk's tensors [B, F, ...] to the caches."""
         own = recall.write_slots
-        row = torch.arange(own.shape[0], device=own.device) if rows is None else rows
-        index = (row[:, None] * slots + own).flatten()
-        kept = []
+        row = torch.arange(own.shape[0], device=own.device) if recall.rows is None else recall.rows
+        index = (row.unsqueeze(1) * self.stream.cache_frames + own).flatten()
         for name, values in new.items():
             cache = recall.caches[name]
             cache.index_copy_(0, index, values.flatten(0, 1).to(cache.dtype))
-            kept.append((cache if rows is None else rows_of(cache, rows, slots)).unflatten(0, (-1, slots)))
-        return kept
 
-    def _over_time(self, q: Tensor, k: Tensor, v: Tensor, recall: Recall) -> Tensor:
-        """Return the attention of q [B, F, n, A, 64] over the filled slots of k and v [B, N, n or 1, A, 64], as [B, T,
-        a].
-
-        Each query meets N keys, a handful, so the products are written out: a kernel of attention would have one tile
-        for each position and head, and almost nothing in it.
-        """
-        slots = self.stream.cache_frames
-        filled = is_filled(recall.valid_tokens // self.stream.frame_tokens, slots)  # [B, N]
-        there = filled[:, :, None, None, None]
-        k, v = (x.masked_fill(~there, 0).float().unsqueeze(1) for x in (k, v))  # a masked NaN would stay one
-        scores = (q.float().unsqueeze(2) * k).sum(-1) * HEAD**-0.5  # [B, F, N, n, A]
-        weights = scores.masked_fill(~filled[:, None, :, None, None], float("-inf")).softmax(2)
-        seen: Tensor = (weights.unsqueeze(-1) * v).sum(2).to(q.dtype)
-        return seen.flatten(3).flatten(1, 2)
-
-
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return numbers [..., A, 64] divided by their root mean square, without a weight, of which the first eight are
-    turned as four pairs by the angles [..., 4]; in the dtype of ``x``."""
-    y = F.rms_norm(x.float(), (HEAD,), eps=_QK_EPS)
-    even, odd = y[..., :TURNED].unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    pairs = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
-    return torch.cat((pairs, y[..., TURNED:]), -1).to(x.dtype)
+    def _over_time(
+        self, q: Tensor, conditioning: Mapping[str, Tensor], recall: Recall, keys: str, values: str
+    ) -> Tensor:
+        """Return the attention [B, T, a] of queries [B, T, parts, A, 64] to cached keys and values."""
+        k, v = (recall.caches[name] for name in (keys, values))
+        if not keys.startswith("mouse"):
+            k, v = k.unsqueeze(1), v.unsqueeze(1)  # the same at all positions
+        filled = recall.valid_tokens // self.stream.frame_tokens
+        tables = (conditioning[COS], conditioning[SIN])
+        seen: Tensor = self.attend(q, k, v, *tables, filled, recall.rows, self.stream.cache_frames)
+        return seen

@@ -105,7 +105,7 @@ class MatrixGameFamily(WanLayoutFamily):
             (*picture, seen, keyboard, *mouse),
             picture_condition.ConditionedEmbed,
             (picture_condition.ROWS,),
-            after_cross=lambda _, dtype: actions.ActionModule(model, s, dtype),
+            after_cross=lambda _, dtype: actions.ActionModule(model, s, dtype, fused=config.target.fused),
             after_cross_inputs=(
                 actions.COS,
                 actions.SIN,

@@ -111,7 +111,10 @@ def by_frame(matrices: Tensor, x: Tensor) -> Tensor:
     groups = (
         x.float().unflatten(-1, (-1, _GROUP)).unflatten(1, (matrices.shape[1], -1))
     )  # [B, F, n, H, D/4, 4]
-    y = (matrices.unflatten(1, (-1, 1, 1, 1)) * groups.unsqueeze(-2)).sum(-1)
+    columns = matrices.unflatten(1, (-1, 1, 1, 1)).unbind(-1)  # each [B, F, 1, 1, 1, 4]
+    # written out: a sum over an axis of four would be a reduction of its own on a GPU
+    terms = [column * number.unsqueeze(-1) for column, number in zip(columns, groups.unbind(-1), strict=True)]
+    y = (terms[0] + terms[1]) + (terms[2] + terms[3])
     result: Tensor = y.flatten(1, 2).flatten(-2).to(x.dtype)
     return result
 

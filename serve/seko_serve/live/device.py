@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -79,8 +80,8 @@ class Streamed(Protocol):
     def request(self, now: float) -> None:
         """Apply waiting controls, and request the next chunk from the pool, unless the stream needs no chunk now."""
 
-    def accept_chunk(self, chunk: Any, now: float) -> None:
-        """Accept the requested chunk, which the device has made."""
+    def accept_chunk(self, chunk: Any) -> None:
+        """Accept the requested chunk, which the device makes or has made."""
 
     def failed(self, error: Exception) -> None:
         """End the stream with an error: the requested chunk cannot be made."""
@@ -91,6 +92,9 @@ class Watched(Streamed, Protocol):
 
     def next_due(self) -> float | None:
         """Return the time at which the session's viewer needs the next chunk; None if no viewer plays the stream."""
+
+    def next_begin(self) -> float | None:
+        """Return the time before which the next chunk is not begun; None if it may begin at any time."""
 
 
 class BackgroundStream(Streamed, Protocol):
@@ -350,7 +354,7 @@ class Device:
                     now = time.monotonic()
                     if self._fits_part(now) or self._fits_background(pool, now):
                         break
-                    self._desk.wait(BACKGROUND_S if self._works or self._background is not None else None)
+                    self._desk.wait(self._patience(now))
                 if self._stopping:
                     return
                 waiting = len(self._calls)
@@ -363,6 +367,14 @@ class Device:
             self._make_chunks(pool, ready)
             if self._fits_part(time.monotonic()):
                 self._run_part(pool)
+
+    def _patience(self, now: float) -> float | None:
+        """Return the seconds after which a stream may be ready though nobody has called `wake`; None: never."""
+        begins = [begin for stream in self._streams if (begin := stream.next_begin()) is not None]
+        waits = [begin - now for begin in begins if begin > now]
+        if self._works or self._background is not None:
+            waits.append(BACKGROUND_S)
+        return min(waits, default=None)
 
     def _fits_part(self, now: float) -> bool:
         """Return whether the next part of work may run now; see `in_parts`."""
@@ -450,18 +462,22 @@ class Device:
 
     def _serve_next(self, pool: ServedPool, among: Mapping[RowSession, Streamed]) -> None:
         began = time.monotonic()
-        served = pool.serve_next(among=among)
-        now = time.monotonic()
+        served = pool.serve_next(among=among, queued=partial(self._accept, among))
+        call_s = time.monotonic() - began
         if served:
-            self.metrics.call.labels(self._bucket(len(served))).observe(now - began)
+            self.metrics.call.labels(self._bucket(len(served))).observe(call_s)
             self.call_seconds = step_seconds(pool)
+        for session, _ in served:
+            tracing.record("step", among[session].trace, call_s, rows=len(served))
+
+    def _accept(self, among: Mapping[RowSession, Streamed], served: Sequence[tuple[RowSession, Any]]) -> None:
+        """Give streams their chunks, whose frames others wait for."""
         for session, chunk in served:
-            tracing.record("step", among[session].trace, now - began, rows=len(served))
             if chunk is None:  # a part of its prompt was made: it still waits
                 continue
             stream = among[session]
             try:
-                stream.accept_chunk(chunk, now)  # also one that was paused since it asked
+                stream.accept_chunk(chunk)  # also one that was paused since it asked
             except Exception as error:
                 self._end(stream, error)
 

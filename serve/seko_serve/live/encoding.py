@@ -19,7 +19,7 @@ from seko_serve.protocol import Media, message
 
 @dataclass(frozen=True)
 class MadeChunk:
-    """A chunk that the device has made, with the times and controls that belong to it.
+    """A chunk that the device makes or has made, with the controls that belong to it.
 
     Parameters
     ----------
@@ -29,14 +29,11 @@ class MadeChunk:
         The video frames or sound of the chunk.
     applied : sequence of str
         Ids of the controls whose effect begins with this chunk.
-    made_at : float
-        Time at which the device had made the chunk.
     """
 
     number: int
     piece: Piece
     applied: Sequence[str]
-    made_at: float
 
 
 class ChunkEncoder:
@@ -111,13 +108,16 @@ class ChunkEncoder:
 
     def _encode(self, chunk: MadeChunk) -> None:
         units = chunk.piece.read()
+        ready_at = time.monotonic()
         timing = self._viewer.count(units)
         self._metrics.chunks.inc()
         self._metrics.due_chunks.inc(timing.awaited)
         self._metrics.late_chunks.inc(timing.lateness > 0)
-        self._viewer.send(chunk.number, self._messages(chunk, units, timing))
+        self._viewer.send(chunk.number, self._messages(chunk, units, timing, ready_at))
 
-    def _messages(self, chunk: MadeChunk, units: int, timing: Timing) -> Iterator[str | Media]:
+    def _messages(
+        self, chunk: MadeChunk, units: int, timing: Timing, ready_at: float
+    ) -> Iterator[str | Media]:
         """Yield the messages of a chunk; each media message is encoded when it is asked for."""
         for name in chunk.applied:
             yield message("applied", id=name, chunk=chunk.number)
@@ -126,7 +126,7 @@ class ChunkEncoder:
                 self._metrics.ttfc.observe(time.monotonic() - self._opened_at)
                 self._opened_at = None
             yield media
-        encode_s = time.monotonic() - chunk.made_at
+        encode_s = time.monotonic() - ready_at
         self._metrics.encode.observe(encode_s)
         tracing.record("encode", self._trace, encode_s, chunk=chunk.number)
         late_ms, encode_ms = round(timing.lateness * 1e3, 1), round(encode_s * 1e3, 1)

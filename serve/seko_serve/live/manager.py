@@ -366,6 +366,7 @@ class SessionManager:
             self._workers,
             self.device.wake,
             self.device.metrics,
+            lead_s=self.settings.lead_s,
             snapshot_every=self.settings.snapshot_every,
             save=(lambda session, capture: saving.captured(session, capture, loop))
             if saving.enabled and resumable

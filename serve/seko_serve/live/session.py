@@ -79,6 +79,9 @@ class LiveSession:
         Function that tells the device's thread that the session may be ready.
     metrics : Metrics
         The server's Prometheus metrics.
+    lead_s : float, optional
+        Seconds before a viewer who plays needs a chunk at which the chunk is begun; None: as soon as the viewer takes
+        it.
     snapshot_every : int
         Number of chunks from one snapshot to the next; 0: no snapshot is taken while the session runs.
     save : callable, optional
@@ -115,6 +118,7 @@ class LiveSession:
         wake: Callable[[], None],
         metrics: Metrics,
         *,
+        lead_s: float | None = None,
         snapshot_every: int = 0,
         save: Callable[[LiveSession, Capture], None] | None = None,
     ) -> None:
@@ -124,7 +128,7 @@ class LiveSession:
         self.watch_tokens = WatchTokens()
         self._codecs: tuple[Codec, ...] = ()  # of the stream; none before the first socket
         self._encoder = ChunkEncoder(self.viewer, workers, metrics, self.failed, wake, self.trace)
-        self._wake, self._metrics = wake, metrics
+        self._wake, self._metrics, self._lead_s = wake, metrics, lead_s
         self.savable, self._save = save is not None, save
         self._every = snapshot_every if self.savable else 0
         self._unsaved, self._saving = 0, False  # chunks since the last snapshot; whether one is being written
@@ -366,8 +370,10 @@ class LiveSession:
             # What needs all chunks encoded waits for it; otherwise one is encoded while the next one is made.
             alone = self._snapshot_due() or any(control.type in _BEGINS_ANEW for control in self._waiting)
             may_run = not (self._paused or self._on_hold) and (bool(self._waiting) or not starved)
+        begin = self.next_begin()
         return (
             may_run
+            and (begin is None or time.monotonic() >= begin)
             and self.row is not None
             and len(self._encoder) < (1 if alone else MAX_ENCODING)
             and self.viewer.takes(self._chunks_made)
@@ -376,6 +382,11 @@ class LiveSession:
     def next_due(self) -> float | None:
         """Return the time at which the viewer needs the next chunk; None if the viewer plays nothing."""
         return self.viewer.due(0.0, self._chunks_made) if self.viewer.plays and not self._paused else None
+
+    def next_begin(self) -> float | None:
+        """Return the time before which the next chunk is not begun; None if it may begin at any time."""
+        due = self.next_due()
+        return None if due is None or self._lead_s is None else due - self._lead_s
 
     def request(self, now: float) -> None:
         """Apply waiting controls, and request the next chunk, which is then `pending`.
@@ -406,10 +417,10 @@ class LiveSession:
             if not self._paused:  # since `ready` was asked
                 self.pending = pending
 
-    def accept_chunk(self, chunk: Any, now: float) -> None:
+    def accept_chunk(self, chunk: Any) -> None:
         """Accept the requested chunk, and queue its encoding."""
         applied, self._applied = self._applied, []
-        finished = MadeChunk(self._chunks_made, self.content.accept_chunk(chunk), applied, now)
+        finished = MadeChunk(self._chunks_made, self.content.accept_chunk(chunk), applied)
         with self._lock:
             self.pending = None
             self._chunks_made += 1

@@ -169,9 +169,8 @@ class BackgroundVideo:
         """Request the video's next chunk from the pool."""
         self.pending = self._content.ask(self.row, now + LATER_S)
 
-    def accept_chunk(self, chunk: Chunk, now: float) -> None:
-        """Accept a finished chunk, and begin to read its frames."""
-        del now
+    def accept_chunk(self, chunk: Chunk) -> None:
+        """Accept a chunk, and begin to read its frames."""
         self.pending = None
         self._content.accept_chunk(chunk)
         self._chunks_made += 1
