@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -73,10 +71,8 @@ def write_folder(folder: Path, config: VoxCpm2Config, model: Any = None) -> None
         )
 
 
-def build_speech(
-    folder: Path, config: VoxCpm2Config, backend: str = "compile", model: Any = None, **options: Any
-) -> Any:
-    """Build an artifact of two sessions beside its checkpoint; engines of the backend ``compile`` are not compiled."""
+def build_speech(folder: Path, config: VoxCpm2Config, model: Any = None, **options: Any) -> Any:
+    """Build an artifact of two sessions beside its checkpoint; its engines are exported programs."""
     checkpoint = folder.with_name(f"{folder.name}-checkpoint")
     write_folder(checkpoint, config, model)
     asked = SpeechOptions(
@@ -86,10 +82,10 @@ def build_speech(
         positions=POSITIONS,
         prefill=(16,),
         target="cpu",
-        backend=backend,
+        backend="compile",
         **{"read_lengths": (32, POSITIONS), **options},
     )
-    with programs_as_they_are() if backend == "compile" else nullcontext():
+    with programs_as_they_are():
         return build(asked, folder, compiler_cache=False)
 
 
@@ -405,14 +401,13 @@ def test_video_has_no_options_of_speech() -> None:
 
 
 @pytest.mark.slow
-def test_engines_for_a_cpu_speak_as_the_original(tmp_path: Path, worst: Callable[[str, float], None]) -> None:
-    """By AOTInductor; with ``use_mup``, a residual net with positions, and longrope's long factors."""
+def test_a_scaled_model_speaks_as_the_original(tmp_path: Path, worst: Callable[[str, float], None]) -> None:
+    """With ``use_mup``, a residual net with positions, and longrope's long factors."""
     config = scaled(PLAIN)
-    with mock.patch.dict(os.environ, {UNCOMPILED: "0"}):
-        result = build_speech(tmp_path / "scaled", config, "aoti", read_lengths=(POSITIONS,))
-        assert result.golden_error <= 1e-4
-        with open_artifact(tmp_path / "scaled") as artifact:
-            check_steps(speech_artifact(artifact), config, worst)
+    result = build_speech(tmp_path / "scaled", config, read_lengths=(POSITIONS,))
+    assert result.golden_error <= 1e-4
+    with open_artifact(tmp_path / "scaled") as artifact:
+        check_steps(speech_artifact(artifact), config, worst)
 
 
 def test_a_plan_has_memory_and_the_time_of_a_step() -> None:

@@ -1,19 +1,23 @@
-"""The engines of VoxCPM2: each is traced to a graph that can be replayed. test_build.py compiles them."""
+"""The engines of VoxCPM2: each is traced to a graph that can be replayed; two are compiled, all of them on a GPU."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from seko_export.engines.piece import Piece
+from seko_export.engines.piece import FlatModule, Piece
 from seko_export.errors import UsageError
 from seko_export.families.voxcpm2.pieces import SpeechLayout, prefill_pieces, step_pieces, voice_piece
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.lowering.trace import trace
 from tests.support.tiers import first_is_fast
+from tests.support.tolerances import STEP, relative_error
 from tests.voxcpm2.models import scaled
 
 CONFIG = PRESETS[TINY]
@@ -51,6 +55,37 @@ def test_each_engine_is_traced_to_a_graph_that_can_be_replayed(name: str, dtype:
     outputs = [node.meta["val"] for node in program.graph.output_node().args[0]]
     shapes = [(tuple(value.shape), value.dtype) for value in outputs]
     assert shapes == [(argument.shape, argument.dtype) for argument in piece.outputs]
+
+
+def random_inputs(piece: Piece) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    inputs = []
+    for argument in piece.signature:
+        if argument.dtype is torch.bool:
+            inputs.append(torch.rand(argument.shape, generator=generator) < 0.8)
+        elif argument.dtype is torch.int64:
+            # every place and row once: a call writes no place twice
+            inputs.append(torch.arange(argument.shape[0]))
+        else:
+            inputs.append(torch.randn(argument.shape, generator=generator).to(argument.dtype))
+    return inputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["base_layer", "solver_step"])
+def test_a_compiled_engine_is_its_module(role: str, tmp_path: Path) -> None:
+    """By AOTInductor for the CPU, what is written in place included."""
+    piece = next(piece for piece in STEP_PIECES.values() if piece.key.role == role)
+    package = tmp_path / "engine.pt2"
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler's own modules
+        torch._inductor.aoti_compile_and_package(trace(piece, "cpu"), package_path=str(package))
+        engine = torch._inductor.aoti_load_package(str(package))
+        inputs, module_inputs = random_inputs(piece), random_inputs(piece)
+        outputs, wanted = engine(*inputs), FlatModule(piece)(*module_inputs)
+    outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
+    for ours, theirs in zip([*outputs, *inputs], [*wanted, *module_inputs], strict=True):
+        assert relative_error(ours, theirs) <= STEP[torch.float32]
 
 
 def test_a_step_reads_its_weights_as_often_as_planned() -> None:
