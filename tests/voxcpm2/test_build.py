@@ -194,6 +194,7 @@ def write_lora(folder: Path, model: Any, form: str) -> Path:
 
 
 @pytest.mark.shows("lora")
+@pytest.mark.slow  # another build; that its numbers are merged, the tests below show of the weights
 def test_with_a_lora_it_speaks_as_the_original_with_its_adapters(
     tmp_path: Path, worst: Callable[[str, float], None]
 ) -> None:
