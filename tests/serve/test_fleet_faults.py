@@ -73,7 +73,7 @@ async def snapshots_written(inside: str) -> float:
         await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize("every", [1, 5])
 def test_behind_the_last_snapshot_there_are_no_more_chunks_than_from_one_to_the_next(
     redis_server: RedisServer, tmp_path: Path, every: int
 ) -> None:
