@@ -22,6 +22,7 @@ from .browser import browser_path, open_page
 from .conftest import Running, Starter
 from .test_page import FRAMES, begin
 from .test_server import LIMIT_S, PROMPT, alone, http, pictures, run, watch
+from .test_speech import opener as speech_opener
 from .toys import world_opener
 
 HELLO = {"type": "hello", "codecs": ["rgb24"]}
@@ -229,3 +230,28 @@ def test_a_link_shows_the_video_to_another_person_who_has_no_key(start: Starter)
         page.value("document.getElementById('stop').click(), true")
         other.until("document.getElementById('notice').checkVisibility()")  # it says that it has ended
         assert other.value(f"{state} !== 'Live'")
+
+
+@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+def test_a_link_lets_another_person_hear_what_is_spoken(start: Starter) -> None:
+    server = start(speech_opener)
+    heard = "Number(document.body.dataset.heard || 0) > 0"
+    with open_page(f"{server.url}/") as page, ExitStack() as opened:
+        page.until("!document.getElementById('text').disabled")
+        page.value("document.getElementById('text').focus()")
+        page.call("Input.insertText", text="One sentence. And so")
+        page.until(f"{heard} && document.getElementById('share').checkVisibility()")
+        page.value("document.getElementById('share').click(), true")
+        other = opened.enter_context(open_page(page.until("document.getElementById('link-text').value")))
+        other.until("document.getElementById('ways').textContent === 'Listen'")
+        shown = "[...document.querySelectorAll('#dock button, textarea')].filter((e) => e.checkVisibility())"
+        assert set(other.value(f"{shown}.map((e) => e.ariaLabel)")) <= {"Settings"}
+        other.value("document.getElementById('ways').firstChild.click(), true")
+        other.until("document.getElementById('state').textContent === 'Listening'")
+        page.value("document.getElementById('link').hidden = true")
+        page.value("document.getElementById('say').click(), true")
+        other.until(heard)
+        assert other.problems == page.problems == []
+        (session,) = server.manager.sessions.values()
+        http(f"{server.url}/v1/sessions/{session.name}", "DELETE")
+        other.until("document.getElementById('ways').textContent === 'Try again'")

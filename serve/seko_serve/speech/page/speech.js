@@ -1,7 +1,8 @@
 // The page of a model that speaks: what is typed goes to the server as it is written, and is heard as it comes.
-import { AWAY, Connection, admitted, answered, sentence } from "./connection.js";
+import { AWAY, Connection, Watch, admitted, answered, sentence } from "./connection.js";
 import { base, block, complain, fail, find, key, say, servedModel, unblock } from "./frame.js";
 import { save as saveFile } from "./recorder.js";
+import { WATCHED, share } from "./share.js";
 import { Sound, playable } from "./sound.js";
 import { Stage } from "./stage.js";
 import { dataUrl } from "./uploads.js";
@@ -16,7 +17,9 @@ let samples = 0, started = false;
 const waiting = []; // chunks that came and were not heard: { chunk, end } in microseconds
 const bars = [];
 
-new Stage(() => true); // who writes needs what is there
+const stage = new Stage(() => true); // who writes needs what is there
+const shared = share(stage, () => connection.id);
+find("share").onclick = () => attempted(shared);
 
 async function attempted(action) {
   try {
@@ -33,6 +36,7 @@ function showRunning(now) {
   for (const id of ["again", "hush"]) find(id).disabled = !now;
   find("start").hidden = now;
   find("say").hidden = !now;
+  find("share").hidden = !now || Boolean(connection.elsewhere); // a gateway gives no links
 }
 
 async function meet() {
@@ -46,6 +50,16 @@ async function meet() {
   find("words").maxLength = model.limits.text_letters;
   say("Ready");
   find("text").focus();
+}
+
+/** Hear the session of another. */
+async function hear() {
+  const audio = await playable();
+  if (!audio.length) throw new Error("Sound needs a page over https, or on localhost");
+  say("Opening", "wait");
+  connection = new Watch(base, WATCHED[1], WATCHED[2]);
+  listen(connection);
+  connection.open({ codecs: [], audio });
 }
 
 async function start() {
@@ -74,18 +88,7 @@ async function enter(signal) {
   await admitted(base, key(), async (place) => {
     const mine = new Connection(base, key(), BUFFER);
     connection = mine;
-    [sent, samples, started, begun] = ["", 0, false, false];
-    mine.addEventListener("media", ({ detail: { media } }) => { if (mine === connection) heard(media); });
-    mine.addEventListener("told", ({ detail }) => { if (mine === connection) told(detail); });
-    mine.addEventListener("lost", ({ detail }) => {
-      if (mine !== connection) return;
-      if (detail.ended) ended(detail.reason);
-      else {
-        const text = "The connection was lost. Trying again";
-        say(text, "error");
-        block(text, { "Try now": () => mine.hurry(), End: giveUp }, "wait");
-      }
-    });
+    listen(mine);
     try {
       await mine.open(session, { codecs: [], audio }, place);
     } catch (error) {
@@ -93,6 +96,22 @@ async function enter(signal) {
       throw error;
     }
   }, waits, signal);
+}
+
+/** Take what a connection tells, for as long as it is the page's own. */
+function listen(mine) {
+  [sent, samples, started, begun] = ["", 0, false, false];
+  mine.addEventListener("media", ({ detail: { media } }) => { if (mine === connection) heard(media); });
+  mine.addEventListener("told", ({ detail }) => { if (mine === connection) told(detail); });
+  mine.addEventListener("lost", ({ detail }) => {
+    if (mine !== connection) return;
+    if (detail.ended) ended(detail.reason);
+    else {
+      const text = "The connection was lost. Trying again";
+      say(text, "error");
+      block(text, { "Try now": () => mine.hurry(), End: giveUp }, "wait");
+    }
+  });
 }
 
 /** Give up the try to open a session. */
@@ -109,7 +128,7 @@ function ended(reason) {
   sound = undefined;
   showRunning(false);
   say(reason ?? "Ended", reason && "error");
-  if (reason) block(reason, { "Start again": () => attempted(start) });
+  if (reason) block(reason, WATCHED ? { "Try again": () => attempted(hear) } : { "Start again": () => attempted(start) });
   else unblock();
 }
 
@@ -174,7 +193,7 @@ function draw() {
 
 /** Send what was written since the last piece. Where the text before it was changed, it begins anew with the change. */
 function write(last = false) {
-  if (!begun) return;
+  if (!begun || WATCHED) return;
   if (!connection.isOpen) { // a socket that comes back sends what was written meanwhile
     if (last) complain(AWAY);
     return;
@@ -234,6 +253,11 @@ find("voice").addEventListener("change", ({ target }) => attempted(async () => {
   find("voice-name").textContent = target.files[0].name;
   if (connection) { connection.close(); ended(); await start(); }
 }));
-find("key").addEventListener("change", () => attempted(meet));
+function come() {
+  if (!WATCHED) return meet();
+  say("Ready"); // a page is silent until somebody presses something
+  block("Somebody shares what they hear.", { Listen: () => attempted(hear) });
+}
+find("key").addEventListener("change", () => attempted(come));
 window.addEventListener("pagehide", () => { trying?.abort(); connection?.close(); });
-attempted(meet);
+attempted(come);

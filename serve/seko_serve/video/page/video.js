@@ -5,6 +5,7 @@ import { base, block, complain, face, fail, find, key, say, servedModel, settle,
 import { KeyPad } from "./keys.js";
 import { PromptField, Timeline, recordedPrompts } from "./prompts.js";
 import { Recorder, save } from "./recorder.js";
+import { WATCHED, share } from "./share.js";
 import { Microphone, Sound, playable, sendFile } from "./sound.js";
 import { SourcePlayer, playsSound, playsVideo } from "./source.js";
 import { Stage } from "./stage.js";
@@ -17,7 +18,6 @@ const FIGURES_MS = 2000; // over which frames a second are counted; a video with
 const STILL_MS = 3500; // without a frame: what is only slow goes on meanwhile
 const MEASURE_MS = 500;
 const RUNNING = ["pause", "restart", "record", "stop"]; // buttons of a session
-const WATCHED = /^#watch=([\w-]+)\.([\w-]+)$/.exec(location.hash); // the session that a link shows, and its token
 const NOTHING = { takes: {}, controls: {}, limits: {}, viewer: {} }; // of a model of which one sees the video alone
 
 const worker = new Worker(new URL("./player.js", import.meta.url), { type: "module" });
@@ -620,19 +620,11 @@ document.addEventListener("visibilitychange", () => { // nobody sees it: the row
 });
 window.addEventListener("pagehide", () => { trying?.abort(); connection?.close(); });
 
-find("share").onclick = () => attempted(async () => {
-  const { watch: token } = await request(base, `v1/sessions/${connection.id}/watch`, key(), undefined, {}, "POST");
-  const link = new URL(`#watch=${connection.id}.${token}`, location.href);
-  find("link-text").value = link;
+const shared = share(stage, () => connection.id);
+find("share").onclick = () => {
   find("whip").hidden = !filmed();
   find("whip-address").value = new URL(`v1/sessions/${connection.id}/whip`, location.href);
-  stage.open("link");
-  find("link-text").select();
-});
-find("link-copy").onclick = async () => {
-  find("link-text").select();
-  const copied = await navigator.clipboard?.writeText(find("link-text").value).then(() => true, () => false);
-  find("link-copy").textContent = copied ? "Copied" : "Copy by hand";
+  attempted(shared);
 };
 
 find("timeline-save").onclick = () => save(new Blob([timeline.text()], { type: "application/jsonl" }), "seko.jsonl");
@@ -700,7 +692,6 @@ async function meet() {
 }
 
 async function come() {
-  document.body.classList.toggle("watching", Boolean(WATCHED));
   if (WATCHED) return watch();
   await meet();
   await showMotion(model.viewer);

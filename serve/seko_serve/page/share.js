@@ -1,0 +1,22 @@
+// A link by which others see or hear a session, and change nothing.
+import { request } from "./connection.js";
+import { base, find, key } from "./frame.js";
+
+/** The session that the page's address shows, and its token; null on a page of one's own. */
+export const WATCHED = /^#watch=([\w-]+)\.([\w-]+)$/.exec(location.hash);
+
+/** Let the button Share open its sheet, with a link to the session whose id `session()` says. */
+export function share(stage, session) {
+  document.body.classList.toggle("watching", Boolean(WATCHED));
+  find("link-copy").onclick = async () => {
+    find("link-text").select();
+    const copied = await navigator.clipboard?.writeText(find("link-text").value).then(() => true, () => false);
+    find("link-copy").textContent = copied ? "Copied" : "Copy by hand";
+  };
+  return async () => {
+    const { watch: token } = await request(base, `v1/sessions/${session()}/watch`, key(), undefined, {}, "POST");
+    find("link-text").value = new URL(`#watch=${session()}.${token}`, location.href);
+    stage.open("link");
+    find("link-text").select();
+  };
+}
