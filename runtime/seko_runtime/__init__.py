@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from seko_runtime.sessions.workload import RuntimeWorkload
     from seko_runtime.speech.artifact import SpeechArtifact
     from seko_runtime.speech.manifest import SpeechManifest
+    from seko_runtime.speech.normaliser import normalised
     from seko_runtime.speech.pool import SpeechPool
     from seko_runtime.speech.session import SpeechSession
     from seko_runtime.speech.voice import Voice
@@ -42,6 +43,7 @@ __all__ = [
     "VideoManifest",
     "Voice",
     "__version__",
+    "normalised",
     "open_artifact",
     "read_manifest",
     "register_workload",
@@ -62,6 +64,7 @@ _HOMES = {
     "SpeechSession": "speech.session",
     "VideoManifest": "video.manifest",
     "Voice": "speech.voice",
+    "normalised": "speech.normaliser",
     "register_workload": "opening.workloads",
 }
 
