@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import wrap_triton
 
 from seko_kernels import fused_reference, hopper_attention
 from seko_kernels.attention_parts import SPLITS, WAVE_OF_PARTS_KEYS, Parts, softmax_scale, use_torchs_memory
@@ -15,7 +15,7 @@ from seko_kernels.errors import KernelsError
 from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8
 from seko_kernels.hopper_attention import attention_hopper_outline
-from seko_kernels.ops import FLOAT_DTYPES, stand_in, takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, kernel_op, stand_in, takes_kernels
 from seko_kernels.triton.attention_fp8 import attention_fp8_kernel
 from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for
 from seko_kernels.waves import Waves, cut
@@ -162,7 +162,7 @@ def attention_fp8(
     return out
 
 
-@triton_op("seko::attention_fp8", mutates_args=())
+@kernel_op("seko::attention_fp8", mutates_args=())
 def _attention_fp8_cuda(
     q: Tensor,
     k: Tensor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import wrap_triton
 
 from seko_kernels import fused_reference
 from seko_kernels.attention_parts import SPLITS, WAVE_OF_PARTS_KEYS, Parts, softmax_scale, use_torchs_memory
@@ -19,7 +19,7 @@ from seko_kernels.hopper_attention_bf16 import (
     WARPS,
     attention_bf16_outline,
 )
-from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, kernel_op, takes_kernels
 from seko_kernels.waves import Waves, cut
 
 
@@ -78,7 +78,7 @@ def no_kernel(q: Tensor) -> str | None:
     return None
 
 
-@triton_op("seko::attention_bf16", mutates_args=())
+@kernel_op("seko::attention_bf16", mutates_args=())
 def _attention_bf16_cuda(
     q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor, whole: int, splits: int
 ) -> Tensor:

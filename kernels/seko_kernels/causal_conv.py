@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 import triton
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import wrap_triton
 
 from seko_kernels import conv_reference
 from seko_kernels.attention_parts import use_torchs_memory
@@ -21,7 +21,7 @@ from seko_kernels.checks import expect, expect_dims, expect_dtype, expect_fp8
 from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8
 from seko_kernels.hopper_conv import REGISTERS, WARPS, causal_conv_outline
-from seko_kernels.ops import FLOAT_DTYPES, stand_in, takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, kernel_op, stand_in, takes_kernels
 from seko_kernels.triton.causal_conv import causal_conv_kernel
 from seko_kernels.tuned_conv import ConvTiles
 
@@ -198,7 +198,7 @@ def _expect_margin_of(tiles: ConvTiles, weight: Tensor) -> None:
         raise KernelsError("tiles with a margin are for bfloat16 and e4m3 numbers, got float32")
 
 
-@triton_op("seko::causal_conv", mutates_args=())
+@kernel_op("seko::causal_conv", mutates_args=())
 def _causal_conv_cuda(
     x: Tensor,
     earlier: Tensor | None,

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import wrap_triton
 
 from seko_kernels import few_rows_reference as reference
 from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8
-from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, kernel_op, takes_kernels
 from seko_kernels.triton.few_rows import few_rows_kernel
 from seko_kernels.triton.warpgroup_rows import warpgroup_rows_kernel
 from seko_kernels.tuned_rows import ADDED, GATED, MOST_ROWS, NORM, Product, RowTiles, measured_tiles
@@ -175,7 +175,7 @@ def _linear(
     return y if hidden is None else reference.added(hidden, y, branch_scale)
 
 
-@triton_op("seko::few_rows_linear", mutates_args={"tickets"})
+@kernel_op("seko::few_rows_linear", mutates_args={"tickets"})
 def _few_rows_cuda(
     x: Tensor,
     norm_weight: Tensor | None,

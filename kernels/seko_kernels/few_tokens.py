@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import wrap_triton
 
 from seko_kernels import few_rows_reference as reference
 from seko_kernels.attention_parts import softmax_scale
@@ -17,7 +17,7 @@ from seko_kernels.errors import KernelsError
 from seko_kernels.few_rows import TICKETS
 from seko_kernels.formats import FP4, INT8, NUMBER_FORMATS, NumberFormat
 from seko_kernels.kv_ops import kv_expand, kv_write
-from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, kernel_op, takes_kernels
 from seko_kernels.triton.few_tokens import decode_attention_kernel, local_attention_kernel
 
 LOCAL_TOKENS = 64  # that one program holds
@@ -247,12 +247,12 @@ def _block(size: int) -> int:
     return max(_LEAST, int(triton.next_power_of_2(size)))
 
 
-@triton_op("seko::local_attention", mutates_args=())
+@kernel_op("seko::local_attention", mutates_args=())
 def _local_attention_cuda(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> Tensor:
     return launch_local_attention(wrap_triton(local_attention_kernel), qkv, cos, sin, heads, kv_heads)
 
 
-@triton_op("seko::decode_attention", mutates_args={"k_cache", "v_cache", "tickets"})
+@kernel_op("seko::decode_attention", mutates_args={"k_cache", "v_cache", "tickets"})
 def _decode_attention_cuda(
     qkv: Tensor,
     cos: Tensor | None,
@@ -269,7 +269,7 @@ def _decode_attention_cuda(
     return launch_decode_attention(wrap_triton(decode_attention_kernel), *arguments, parts)
 
 
-@triton_op("seko::quantised_decode_attention", mutates_args={"tickets"})
+@kernel_op("seko::quantised_decode_attention", mutates_args={"tickets"})
 def _quantised_decode_cuda(
     qkv: Tensor,
     cos: Tensor | None,

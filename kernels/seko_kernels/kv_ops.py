@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import wrap_triton
 
 from seko_kernels import kv_reference
 from seko_kernels.errors import KernelsError
 from seko_kernels.formats import NUMBER_FORMATS, NumberFormat
 from seko_kernels.kv_tables import KeyTables, SinkApart, check_mean
-from seko_kernels.ops import FLOAT_DTYPES, stand_in, takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, kernel_op, stand_in, takes_kernels
 from seko_kernels.reference import rotate_centred_keys
 from seko_kernels.triton.kv_expand import (
     KV_EXPAND_HEADS,
@@ -152,7 +152,7 @@ def kv_expand(
     return values if apart is None else apart.lengthened(values)
 
 
-@triton_op("seko::kv_write", mutates_args={"codes", "scales"})
+@kernel_op("seko::kv_write", mutates_args={"codes", "scales"})
 def _kv_write_cuda(
     x: Tensor,
     token_index: Tensor,
@@ -192,7 +192,7 @@ def _kv_write_cuda(
     )
 
 
-@triton_op("seko::kv_expand", mutates_args=())
+@kernel_op("seko::kv_expand", mutates_args=())
 def _kv_expand_cuda(
     codes: Tensor,
     scales: Tensor | None,
@@ -240,7 +240,7 @@ def _kv_expand_cuda(
     return expanded
 
 
-@triton_op("seko::nvfp4_expand", mutates_args=())
+@kernel_op("seko::nvfp4_expand", mutates_args=())
 def _nvfp4_expand_cuda(
     codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype, row_tokens: int, left_out: int
 ) -> Tensor:

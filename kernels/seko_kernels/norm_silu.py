@@ -8,12 +8,12 @@ import math
 import torch
 import triton
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import wrap_triton
 
 from seko_kernels import conv_reference
 from seko_kernels.checks import expect, expect_dims
 from seko_kernels.errors import KernelsError
-from seko_kernels.ops import FLOAT_DTYPES, stand_in, takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, kernel_op, stand_in, takes_kernels
 from seko_kernels.triton.norm_silu import norm_silu_kernel
 
 NUMBERS = 1024  # of a part in a program: eight for each thread, which are 16 bytes of bfloat16
@@ -67,7 +67,7 @@ def norm_silu(x: Tensor, gamma: Tensor) -> Tensor:
     return out
 
 
-@triton_op("seko::norm_silu", mutates_args=())
+@kernel_op("seko::norm_silu", mutates_args=())
 def _norm_silu_cuda(x: Tensor, gamma: Tensor) -> Tensor:
     out = torch.empty_like(x)
     channels, pixels = x.shape[-1], x.shape[:-1].numel()

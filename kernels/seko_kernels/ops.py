@@ -8,19 +8,44 @@ torch and is compiled like the rest of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.library import triton_op
 
 from seko_kernels.errors import KernelsError
 
+R = TypeVar("R")
 FLOAT_DTYPES = (torch.float32, torch.bfloat16)
+KERNEL_OPS: list[Callable[[], Callable[..., Any]]] = []
+"""The ops that `kernel_op` makes, each as a function that registers it."""
 _PLAIN = ContextVar("seko_plain_torch", default=False)
 _STAND_INS: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("seko_stand_ins", default={})  # noqa: B039 - never written
+
+
+def kernel_op(name: str, *, mutates_args: Collection[str]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Return a decorator that makes a `triton_op` of a function that launches kernels, when it is first called:
+    registering an op imports torch's compiler, which takes seconds."""
+
+    def made(function: Callable[..., R]) -> Callable[..., R]:
+        @cache
+        def registered() -> Callable[..., Any]:
+            return triton_op(name, function, mutates_args=mutates_args)
+
+        @wraps(function)
+        def op(*arguments: Any, **named: Any) -> R:
+            result: R = registered()(*arguments, **named)
+            return result
+
+        KERNEL_OPS.append(registered)
+        return op
+
+    return made
 
 
 @contextmanager

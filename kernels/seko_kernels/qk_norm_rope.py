@@ -6,12 +6,12 @@ from __future__ import annotations
 import torch
 import triton
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import wrap_triton
 
 from seko_kernels import fused_reference
 from seko_kernels.checks import expect, expect_dims
 from seko_kernels.errors import KernelsError
-from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, kernel_op, takes_kernels
 from seko_kernels.triton.qk_norm_rope import (
     NORM_ROPE_WARPS,
     PLAIN_BEFORE,
@@ -103,7 +103,7 @@ def qk_norm_rope(
     return q.to(k_out.dtype), keys
 
 
-@triton_op("seko::qk_norm_rope", mutates_args={"k_out"})
+@kernel_op("seko::qk_norm_rope", mutates_args={"k_out"})
 def _qk_norm_rope_cuda(
     qkv: Tensor,
     q_weight: Tensor,

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import wrap_triton
 
 from seko_kernels import fused_reference
 from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8
-from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, kernel_op, takes_kernels
 from seko_kernels.triton.row_gelu import gelu_parts, gelu_warps, row_gelu_kernel
 from seko_kernels.triton.row_norm import (
     ADD_GATED,
@@ -247,7 +247,7 @@ def _row_norm(
     return hidden, Rows(values.view(x.shape), scale)
 
 
-@triton_op("seko::row_norm", mutates_args=())
+@kernel_op("seko::row_norm", mutates_args=())
 def _row_norm_cuda(
     x: Tensor,
     y: Tensor | None,
@@ -301,7 +301,7 @@ def _row_norm_cuda(
     return hidden, values, scale
 
 
-@triton_op("seko::row_gelu", mutates_args=())
+@kernel_op("seko::row_gelu", mutates_args=())
 def _row_gelu_cuda(x: Tensor) -> tuple[Tensor, Tensor]:
     batch, tokens, width = x.shape
     values = torch.empty(x.shape, dtype=FP8, device=x.device)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import wrap_triton
 
 from seko_kernels import fused_reference
 from seko_kernels.attention import key_tiles, scratch_tokens, v_columns
@@ -21,7 +21,7 @@ from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import KernelsError
 from seko_kernels.formats import KEY_TILE, NVFP4_BLOCK, ScaleTensor
 from seko_kernels.fused_reference import FP8
-from seko_kernels.ops import stand_in, takes_kernels
+from seko_kernels.ops import kernel_op, stand_in, takes_kernels
 from seko_kernels.triton.fp8_expand import (
     EXPAND_TILE,
     EXPAND_WARPS,
@@ -215,7 +215,7 @@ def fp8_expand(
     old_v.copy_(torch.where((column <= last | 3)[:, None, None, :], new_v.permute(0, 2, 3, 1), old_v))
 
 
-@triton_op("seko::fp8_expand", mutates_args={"k_out", "k_out_scale", "v_out"})
+@kernel_op("seko::fp8_expand", mutates_args={"k_out", "k_out_scale", "v_out"})
 def _fp8_expand_cuda(
     k_codes: Tensor,
     k_scales: Tensor,

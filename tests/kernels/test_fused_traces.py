@@ -25,6 +25,7 @@ from seko_kernels.few_rows import FEW_ROWS, Weight, linear_added, norm_gated_lin
 from seko_kernels.few_tokens import decode_attention, local_attention
 from seko_kernels.fused_reference import FP8
 from seko_kernels.matmul import fp8_linear
+from seko_kernels.ops import KERNEL_OPS
 from seko_kernels.qk_norm_rope import qk_norm_rope
 from seko_kernels.rows import (
     Modulation,
@@ -237,6 +238,8 @@ def test_every_op_of_ours_lists_its_kernels() -> None:
     """Torch reads an op's kernels off the source of its function; a build refuses an op without kernels."""
     for module in pkgutil.iter_modules(seko_kernels.__path__, "seko_kernels."):
         importlib.import_module(module.name)
+    for register in KERNEL_OPS:
+        register()
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("seko::")]
     assert len(names) > 10
     assert [name for name in names if not get_triton_kernels_for_op(name)] == []
