@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -40,16 +39,14 @@ from seko_runtime.errors import UsageError as RuntimeUsageError
 from seko_runtime.format.manifest import MANIFEST_FILE
 from seko_runtime.format.own_folders import remove
 from seko_runtime.format.pipes import is_pipe
-from seko_runtime.format.private_files import read_private, shared_folder, write_private
+from seko_runtime.format.private_files import shared_folder
 from seko_runtime.media_files.films import Film
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.video.files import SUFFIXES, check_output
 
 TRIALS = "trials"  # below the user's cache
 SERVER = "seko_serve"
-_DIGESTS = "digests.json"
 _KEY_LETTERS = 16
-_SETTLED_NS = 5_000_000_000  # longer than a tick of any file system's clock, and the usual skew of a server's
 
 
 def try_artifact(
@@ -92,7 +89,7 @@ def try_artifact(
     resolved = resolve_build(options)
     _check_run(resolved.config, run_options, serves=serves)
     home = _own_home()
-    folder = home / _key(options, resolved, _Digests(home / _DIGESTS))
+    folder = home / _key(options, resolved)
     if _is_whole(folder):
         return folder, False
     built = True
@@ -242,9 +239,9 @@ def serve_page(artifact: Path) -> int:
     return run_child(SERVER, str(artifact), shown=True).returncode
 
 
-def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _Digests) -> str:
+def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild]) -> str:
     """Return a name made from everything that determines an artifact, except paths."""
-    media, workload, read = resolved.media, resolved.config.workload, digests.of
+    media, workload, read = resolved.media, resolved.config.workload, _digests
     model = _opened_model(resolved)
     facts = {
         "config": repr(resolved.config),
@@ -264,7 +261,6 @@ def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _D
         "target": asdict(environment.resolve_target(resolved.config.target.device)),
         "producer": environment.producer(),
     }
-    digests.save()
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
 
 
@@ -292,52 +288,11 @@ def _audio_files(folder: Path | None) -> tuple[Path, ...]:
     return () if folder is None else _files_of(weights_of(folder), HUBERT_LAYOUT)
 
 
-class _Digests:
-    """SHA-256 of files, kept in a file of the cache. A digest is used again while the system says that its file is the
-    same: number, size, and times of the last write and of the last change, which no program can set back.
-
-    A file that changed within the last moment is hashed again by the next process: a change within the same tick of the
-    file system's clock would have the same time.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        try:
-            content = json.loads(read_private(file) or b"{}")
-        except (ValueError, RecursionError):
-            content = {}
-        self._known: dict[str, list[Any]] = content if isinstance(content, dict) else {}
-
-    def of(self, files: Sequence[Path]) -> list[str]:
-        """Return the digest of one file, or of several files the digest of each with the file's name."""
-        if len(files) == 1:
-            return [self._digest(files[0])]
-        return [f"{file.name} {self._digest(file)}" for file in files]
-
-    def save(self) -> None:
-        """Write the known digests to the cache folder."""
-        content = json.dumps(self._known, indent=1, sort_keys=True)
-        if not write_private(self._file, content.encode()):
-            print(
-                f"{self._file} cannot be written, so the next try hashes all files again: remove it, or make room",
-                file=sys.stderr,
-            )
-
-    def _digest(self, file: Path) -> str:
-        at, known = str(file.resolve()), None
+def _digests(files: Sequence[Path]) -> list[str]:
+    """Return the SHA-256 of one file, or of several files the SHA-256 of each with the file's name."""
+    found = []
+    for file in files:
         with file.open("rb") as opened:
-            state = _state(opened.fileno())
-            known = self._known.pop(at, None)
-            if isinstance(known, list) and known[:-1] == state and isinstance(known[-1], str):
-                digest = known[-1]
-            else:
-                digest = hashlib.file_digest(opened, "sha256").hexdigest()
-            *_, written, changed = state
-            if _state(opened.fileno()) == state and time.time_ns() - max(written, changed) > _SETTLED_NS:
-                self._known[at] = [*state, digest]
-        return digest
-
-
-def _state(descriptor: int) -> list[int]:
-    state = os.fstat(descriptor)
-    return [state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns]
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        found.append(digest if len(files) == 1 else f"{file.name} {digest}")
+    return found
