@@ -221,26 +221,33 @@ def test_what_does_not_fit_is_said_with_numbers(invoke):
     assert (report["fits"], report["sessions_fit"], report["sessions_real_time"]) == (False, 0, 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("share", "fewest"), [(0.99, 1), (0.56, 2), (1e-6, None)])
-def test_what_would_fit_is_told_and_does(monkeypatch, share, fewest):
+@pytest.mark.parametrize(
+    ("share", "wanted"),
+    [
+        (0.99, "--fp4-kv"),
+        pytest.param(0.25, "--.*--fp8 .*--offload-layers --no-vae", marks=pytest.mark.slow),
+        pytest.param(1e-6, None, marks=pytest.mark.slow),
+    ],
+)
+def test_what_would_fit_is_told_and_does(monkeypatch, invoke, share, wanted):
     """On a GPU with a share of the memory that a build takes: the options told fit, with the bytes told."""
     small = PlanRequest(BuildOptions(preset="self-forcing-1.3b", height=64, width=64, no_text=True), "h200")
     peak = predict(small)["peak_bytes"]
     monkeypatch.setitem(GPUS, "h200", replace(GPUS["h200"], memory_bytes=int(share * peak)))
     report = predict(small)
-    text, changes = show(report), report["would_fit"]
-    if fewest is None:
-        assert changes == []
-        assert "no choice of --kv, --fp8, --no-text, --no-vae and fewer --ring-frames fits" in text
+    text = show(report)
+    if wanted is None:
+        assert report["would_fit"] == []
+        assert "neither what --fit adds, nor fewer --ring-frames or --no-vae fits" in text
         return
-    assert {change["options"].count("--") for change in changes} == {fewest}
-    for change in changes:
-        assert f"  would fit: {change['options']}, {change['peak_bytes'] / 1e9:.1f} GB" in text
-    fields = {"--fp8": {"fp8": True}, "--fp8 --no-vae": {"fp8": True, "no_vae": True}}
-    (chosen,) = [change for change in changes if change["options"] in fields]
-    again = predict(wished(small, **fields[chosen["options"]]))
-    assert (again["fits"], again["peak_bytes"], again["would_fit"]) == (True, chosen["peak_bytes"], [])
+    (change,) = report["would_fit"]
+    assert re.fullmatch(wanted, change["options"])
+    assert f"  would fit: {change['options']}, {change['peak_bytes'] / 1e9:.1f} GB" in text
+    command = (
+        f"--preset self-forcing-1.3b --height 64 --width 64 --no-text --gpu h200 {change['options']} --json"
+    )
+    again = json.loads(invoke("plan", *command.split()).stdout)
+    assert (again["fits"], again["peak_bytes"], again["would_fit"]) == (True, change["peak_bytes"], [])
 
 
 def test_sessions_share_the_weights_and_must_keep_up():

@@ -43,6 +43,7 @@ SAVINGS = (
 RESIDENT = Saving(
     "--resident-window", {"resident_window": True}, "there is room for it, and passes are faster"
 )
+NO_VAE = "--no-vae"
 
 
 @dataclass(frozen=True)
@@ -103,24 +104,67 @@ def fit(options: BuildOptions, memory_bytes: int, config_of: ConfigOf) -> Fitted
     UsageError
         If the build does not fit with all of them; the message says what would.
     """
-    plain = replace(options, fit=None)
+    plain, peak = replace(options, fit=None), _Peaks(memory_bytes, config_of)
+    peak.known[plain] = peak.of(config_of(plain))  # with its own errors
+    chosen = _needed(plain, memory_bytes, peak)
+    if not peak.fits(_with(plain, chosen)):
+        raise UsageError(_refusal(options, memory_bytes, chosen, peak))
+    if not _asked(plain, RESIDENT) and not any("offload_cache" in saving.fields for saving in chosen):
+        chosen = (*chosen, RESIDENT) if peak.fits(_with(plain, (*chosen, RESIDENT))) else chosen
+    found = _with(plain, chosen)
+    notes = [f"--fit {options.fit}: {_known(peak(found)) / 1e9:.1f} of {memory_bytes / 1e9:.1f} GB"]
+    notes += [f"--fit adds {saving.option}: {saving.costs}" for saving in chosen]
+    return Fitted(found, _known(peak(found)), tuple(notes))
 
-    def bytes_of(config: VideoBuild) -> int:
-        return int(memory_report(config, memory_bytes, Work.of(config))["peak_bytes"])
 
-    known: dict[BuildOptions, int | None] = {plain: bytes_of(config_of(plain))}  # with its own errors
+def what_fits(options: BuildOptions, memory_bytes: int, config_of: ConfigOf) -> list[dict[str, Any]]:
+    """Return what makes a build fit that does not: the options that ``--fit`` would add and, where they are not enough,
+    a smaller ring or no VAE. The parameters are those of `fit`.
 
-    def peak(asked: BuildOptions) -> int | None:
-        """Return the bytes of a build; None if it cannot have these options."""
-        if asked not in known:
+    Returns
+    -------
+    list of dict
+        At most one entry: ``options`` to add, as the command line spells them, and the build's ``peak_bytes`` with
+        them. Empty if nothing is enough.
+    """
+    plain, peak = replace(options, fit=None), _Peaks(memory_bytes, config_of)
+    chosen = _needed(plain, memory_bytes, peak)
+    words, found = [saving.option for saving in chosen], _with(plain, chosen)
+    if not peak.fits(found):
+        smaller = _first_smaller(options, found, peak)
+        if smaller is None:
+            return []
+        words, found = [*words, smaller[0]], smaller[1]
+    return [{"options": " ".join(words), "peak_bytes": _known(peak(found))}]
+
+
+class _Peaks:
+    """The bytes of builds, each computed once; None for a build that cannot have its options."""
+
+    def __init__(self, memory_bytes: int, config_of: ConfigOf) -> None:
+        self.known: dict[BuildOptions, int | None] = {}
+        self._memory_bytes, self._config_of = memory_bytes, config_of
+
+    def __call__(self, options: BuildOptions) -> int | None:
+        if options not in self.known:
             try:
-                config = config_of(asked)
+                config = self._config_of(options)
             except UsageError:
-                known[asked] = None
+                self.known[options] = None
             else:
-                known[asked] = bytes_of(config)
-        return known[asked]
+                self.known[options] = self.of(config)
+        return self.known[options]
 
+    def of(self, config: VideoBuild) -> int:
+        return int(memory_report(config, self._memory_bytes, Work.of(config))["peak_bytes"])
+
+    def fits(self, options: BuildOptions) -> bool:
+        peak_bytes = self(options)
+        return peak_bytes is not None and peak_bytes <= self._memory_bytes
+
+
+def _needed(plain: BuildOptions, memory_bytes: int, peak: _Peaks) -> tuple[Saving, ...]:
+    """Return the savings with which a build fits; all that save something, if it does not."""
     chosen: tuple[Saving, ...] = ()
     least = _known(peak(plain))
     for saving in (saving for saving in SAVINGS if not _asked(plain, saving)):
@@ -129,46 +173,32 @@ def fit(options: BuildOptions, memory_bytes: int, config_of: ConfigOf) -> Fitted
         bytes_with = peak(_with(plain, (*chosen, saving)))
         if bytes_with is not None and bytes_with < least:
             chosen, least = (*chosen, saving), bytes_with
-    if least > memory_bytes:
-        raise UsageError(_refusal(options, memory_bytes, chosen, least, peak))
     for saving in reversed([saving for saving in chosen[:-1] if not saving.speeds]):
         fewer = tuple(other for other in chosen if other is not saving)
-        bytes_with = peak(_with(plain, fewer))
-        if bytes_with is not None and bytes_with <= memory_bytes:
-            chosen = fewer
-    if not _asked(plain, RESIDENT) and not any("offload_cache" in saving.fields for saving in chosen):
-        bytes_with = peak(_with(plain, (*chosen, RESIDENT)))
-        if bytes_with is not None and bytes_with <= memory_bytes:
-            chosen = (*chosen, RESIDENT)
-    found = _with(plain, chosen)
-    notes = [f"--fit {options.fit}: {_known(peak(found)) / 1e9:.1f} of {memory_bytes / 1e9:.1f} GB"]
-    notes += [f"--fit adds {saving.option}: {saving.costs}" for saving in chosen]
-    return Fitted(found, _known(peak(found)), tuple(notes))
+        chosen = fewer if peak.fits(_with(plain, fewer)) else chosen
+    return chosen
 
 
-def _refusal(
-    options: BuildOptions,
-    memory_bytes: int,
-    chosen: Sequence[Saving],
-    least: int,
-    peak: Callable[[BuildOptions], int | None],
-) -> str:
+def _refusal(options: BuildOptions, memory_bytes: int, chosen: Sequence[Saving], peak: _Peaks) -> str:
     """Return the sentence on a build that does not fit, with the first smaller one that does."""
     smallest = _with(replace(options, fit=None), chosen)
     with_all = f" with {', '.join(saving.option for saving in chosen)}" if chosen else ""
     missing = (
-        f"--fit {options.fit}: this build needs {least / 1e9:.1f} GB{with_all}, and there are "
+        f"--fit {options.fit}: this build needs {_known(peak(smallest)) / 1e9:.1f} GB{with_all}, and there are "
         f"{memory_bytes / 1e9:.1f}"
     )
-    for words, fields in _smaller(options):
-        bytes_with = peak(replace(smallest, **fields))
-        if bytes_with is not None and bytes_with <= memory_bytes:
-            tiny = ", and a tiny decoder as --vae takes little more" if words == "--no-vae" else ""
-            return f"{missing}; {words} would fit, with {bytes_with / 1e9:.1f} GB{tiny}"
-    return f"{missing}; neither a smaller ring nor leaving out the VAE is enough: take a smaller model or picture"
+    smaller = _first_smaller(options, smallest, peak)
+    if smaller is None:
+        return f"{missing}; neither a smaller ring nor leaving out the VAE is enough: take a smaller model or picture"
+    words, found = smaller
+    tiny = ", and a tiny decoder as --vae takes little more" if words == NO_VAE else ""
+    return f"{missing}; {words} would fit, with {_known(peak(found)) / 1e9:.1f} GB{tiny}"
 
 
-def _smaller(options: BuildOptions) -> list[tuple[str, dict[str, Any]]]:
+def _first_smaller(
+    options: BuildOptions, smallest: BuildOptions, peak: _Peaks
+) -> tuple[str, BuildOptions] | None:
+    """Return the first smaller stream that fits: its option, and ``smallest`` with it."""
     rings: list[tuple[str, dict[str, Any]]] = []
     if options.ring_frames is None and not options.layer_rings:
         rings = [(f"--ring-frames {frames}", {"ring_frames": frames}) for frames in (15, 12, 9, 6)]
@@ -179,7 +209,11 @@ def _smaller(options: BuildOptions) -> list[tuple[str, dict[str, Any]]]:
         "vae_encoder": None,
         "vae_fp8": False,
     }
-    return [*rings, ("--no-vae", none)]
+    for words, fields in [*rings, (NO_VAE, none)]:
+        found = replace(smallest, **fields)
+        if peak.fits(found):
+            return words, found
+    return None
 
 
 def _asked(options: BuildOptions, saving: Saving) -> bool:

@@ -7,9 +7,7 @@ Bytes are computed by the module `memory` from the build's table of buffers and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
 from typing import Any
 
 from seko_export.backends import export_backend
@@ -25,7 +23,7 @@ from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.roofline.gpus import Gpu, find_gpu
 from seko_export.roofline.work import Work
-from seko_export.video.plan.fit import fit, memory_of
+from seko_export.video.plan.fit import fit, memory_of, what_fits
 from seko_export.video.plan.memory import memory_report
 from seko_export.video.plan.seconds import time_report
 from seko_runtime.format.program_key import ProgramKey
@@ -94,12 +92,12 @@ def predict(request: PlanRequest) -> dict[str, Any]:
     gpu = find_gpu(request.gpu)
     if request.build.fp8 and not gpu.fp8:
         raise UsageError(f"--fp8 needs fp8 tensor cores, which --gpu {gpu.name} ({gpu.title}) lacks")
+
+    def asked_config(build: BuildOptions) -> VideoBuild:
+        return config_of(replace(request, build=build))[0]
+
     fitted = None
     if request.build.fit is not None:
-
-        def asked_config(build: BuildOptions) -> VideoBuild:
-            return config_of(replace(request, build=build))[0]
-
         fitted = fit(request.build, memory_of(request.build.fit, gpu.arch), asked_config)
         request = replace(request, build=fitted.options)
     config, notes = config_of(request)
@@ -123,106 +121,10 @@ def predict(request: PlanRequest) -> dict[str, Any]:
             "pool": None if config.workload.pool is None else asdict(config.workload.pool),
         }
         | memory
-        | {"would_fit": [] if memory["fits"] else what_fits(request, memory)}
+        | {"would_fit": [] if memory["fits"] else what_fits(request.build, gpu.memory_bytes, asked_config)}
         | time_report(config, gpu, work, memory["sessions_fit"])
         | {"notes": [*notes, *_notes(request, gpu, config, work)]}
     )
-
-
-def what_fits(request: PlanRequest, memory: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the smallest set of option changes with which a build fits on its GPU.
-
-    Each of ``--kv fp4``, ``--fp8``, ``--offload-text``, ``--no-text``, fewer ring frames, ``--decode-frames 1`` and
-    ``--no-vae`` is tried alone, then pairs of
-    these changes, and so on. Combinations whose savings cannot suffice are skipped.
-
-    Parameters
-    ----------
-    request : PlanRequest
-        The request for a build that needs more memory than the GPU has.
-    memory : mapping
-        The `memory_report` of the request's build.
-
-    Returns
-    -------
-    list of dict
-        ``options`` to add, as the command line spells options, and the build's ``peak_bytes`` with these options. Empty
-        if no combination fits.
-    """
-    changes = _changes(request, memory)
-    excess = memory["peak_bytes"] - memory["memory_bytes"]
-    for count in range(1, len({change.of for change in changes}) + 1):
-        fitting_changes: list[dict[str, Any]] = []
-        fitting: set[frozenset[str]] = set()
-        for chosen in combinations(changes, count):
-            kinds = frozenset(change.of for change in chosen)
-            if len(kinds) < count or kinds in fitting or sum(change.saved for change in chosen) < excess:
-                continue
-            peak = _peak_with(request, chosen)
-            if peak is not None and peak <= memory["memory_bytes"]:
-                fitting.add(kinds)
-                fitting_changes.append(
-                    {"options": " ".join(change.option for change in chosen), "peak_bytes": peak}
-                )
-        if fitting_changes:
-            return fitting_changes
-    return []
-
-
-@dataclass(frozen=True)
-class _Change:
-    """An option that saves memory: its group of alternatives, its spelling, its fields, and the most bytes that it
-    saves."""
-
-    of: str
-    option: str
-    fields: Mapping[str, Any]
-    saved: float
-
-
-def _changes(request: PlanRequest, memory: Mapping[str, Any]) -> list[_Change]:
-    build, weights, session = request.build, memory["weight_bytes"], memory["session_bytes"]
-    rows = 1 if build.sessions is None else build.sessions
-    kv = rows * (session["kv"] + session["window"] + session["scratch_step"])
-    kv += sum(memory["call_bytes"].get(name, 0) for name in ("kv", "window", "scratch_step"))
-    changes = []
-    if not build.fp4_kv and build.kv != "fp4":
-        changes.append(_Change("kv", "--kv fp4", {"kv": "fp4", "fp4_kv": False}, 0.75 * kv))
-    if not build.fp8 and find_gpu(request.gpu).fp8:
-        changes.append(_Change("fp8", "--fp8", {"fp8": True}, 0.5 * weights["transformer"]))
-    if weights["text"]:
-        changes.append(_Change("text", "--offload-text", {"offload_text": True}, weights["text"]))
-        prompts = rows * (session["prompt_cache"] + session["scratch_prompt"])
-        prompts += sum(memory["call_bytes"].values())
-        changes.append(_Change("text", "--no-text", {"no_text": True}, weights["text"] + prompts))
-    stream = config_of(request)[0].workload.stream
-    least = max(stream.chunk_frames, stream.sink_frames)
-    if not stream.layer_rings:
-        rings = {stream.ring_frames * part // 4 for part in (3, 2, 1)}
-        for ring in sorted(
-            (frames for frames in rings if least <= frames < stream.ring_frames), reverse=True
-        ):
-            saved = kv * (stream.ring_frames - ring) / stream.cache_frames
-            changes.append(_Change("ring", f"--ring-frames {ring}", {"ring_frames": ring}, saved))
-    if weights["vae"]:
-        parts = rows * session["scratch_decode"] + memory["call_bytes"].get("scratch_decode", 0)
-        if build.decode_frames is None and stream.chunk_frames > 1:
-            changes.append(_Change("vae", "--decode-frames 1", {"decode_frames": 1}, parts))
-        video = rows * (session["decode"] + session["scratch_decode"] + session["scratch_prompt"])
-        video += sum(memory["call_bytes"].values())
-        changes.append(_Change("vae", "--no-vae", {"no_vae": True}, weights["vae"] + video))
-    return changes
-
-
-def _peak_with(request: PlanRequest, changes: Sequence[_Change]) -> int | None:
-    """Return the number of bytes that a request needs with these changes; None if the options contradict each other."""
-    fields = {name: value for change in changes for name, value in change.fields.items()}
-    try:
-        config, _ = config_of(replace(request, build=replace(request.build, **fields)))
-    except UsageError:
-        return None
-    peak: int = memory_report(config, find_gpu(request.gpu).memory_bytes, Work.of(config))["peak_bytes"]
-    return peak
 
 
 def config_of(request: PlanRequest) -> tuple[VideoBuild, list[str]]:

@@ -90,7 +90,7 @@ def _memory(report: Mapping[str, Any]) -> Iterator[str]:
         for other in report["would_fit"]:
             yield f"  would fit: {other['options']}, {other['peak_bytes'] / 1e9:.1f} GB"
         if not report["would_fit"]:
-            yield "  no choice of --kv, --fp8, --no-text, --no-vae and fewer --ring-frames fits; take a larger GPU"
+            yield "  neither what --fit adds, nor fewer --ring-frames or --no-vae fits; take a larger GPU"
 
 
 def _time(report: Mapping[str, Any]) -> Iterator[str]:
