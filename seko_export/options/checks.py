@@ -4,7 +4,6 @@ makes the checks that need torch.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from seko_export.backends import BACKENDS
 from seko_export.checkpoints.errors import check_exists
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
-from seko_export.errors import MachineError, UsageError
+from seko_export.errors import UsageError
 from seko_export.families.registry import all_presets, presets
 from seko_export.media.layouts import CLIP_LAYOUT, HUBERT_LAYOUT, TEXT_LAYOUT
 from seko_export.media.vaes import vae_files
@@ -27,7 +26,7 @@ from seko_export.options.declaration import (
     BuildOptions,
     declared,
 )
-from seko_runtime.format.whole_files import check_folder_place
+from seko_runtime.format.whole_files import check_folder_place, check_writable
 
 SAMPLE_FOLDER = Path(__file__).parents[1] / "sample"
 TARGET = re.compile(r"auto|cpu|sm_\d{2,3}(?:,sm_\d{2,3})*")
@@ -121,7 +120,7 @@ def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> Non
         If options contradict each other, a large preset has no checkpoint, or the output path exists.
     CheckpointNotFoundError
         If a named file does not exist.
-    MachineError
+    DiskError
         If the output path cannot be written.
     """
     check_options(options)
@@ -134,7 +133,7 @@ def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> Non
         )
     check_files(options)
     check_folder_place(output_path, replace=force)
-    _check_place(output_path)
+    check_writable(output_path)
 
 
 def check_files(options: BuildOptions) -> None:
@@ -205,14 +204,3 @@ def _sample_stream(folder: Path) -> StreamConfig | None:
         return StreamConfig(**config_in(folder)["stream"])
     except (KeyError, TypeError):
         return None
-
-
-def _check_place(output_path: Path) -> None:
-    """Refuse an output path below a file, or in a folder to which this user may not write."""
-    above = next(parent for parent in output_path.absolute().parents if os.path.lexists(parent))
-    if not above.is_dir():
-        raise MachineError(f"{output_path} cannot be written ({above} is no folder): choose another -o")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise MachineError(
-            f"{output_path} cannot be written ({above} is read-only for this user): choose another -o"
-        )

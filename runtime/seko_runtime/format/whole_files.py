@@ -144,7 +144,13 @@ def check_file_place(output_path: Path) -> None:
     """
     output_path = output_path.absolute()
     _check_file_path(output_path, replace=True)
-    folder = next(parent for parent in output_path.parents if os.path.lexists(parent))
+    check_writable(output_path)
+
+
+def check_writable(output_path: Path) -> None:
+    """Raise a DiskError if nothing can be made at a path: its folder, or its nearest existing parent, cannot be
+    written."""
+    folder = next(parent for parent in output_path.absolute().parents if os.path.lexists(parent))
     with disk_faults(output_path):
         with contextlib.suppress(FileNotFoundError):
             output_path.lstat()  # raises if the name is too long
