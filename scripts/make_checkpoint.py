@@ -15,21 +15,21 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, its folder 
 
 from scripts.quantised_files import FORMS as QUANTISED
 from scripts.quantised_files import write_quantised
+from scripts.random_checkpoint import FORMS, write_random_checkpoint
 from scripts.random_clip import FORMS as CLIP_FORMS
 from scripts.random_clip import SIZES as CLIPS
 from scripts.random_clip import write_random_clip
 from scripts.random_lora import FORMS as LORAS
 from scripts.random_lora import random_pairs, write_lora
+from scripts.random_speech import stored_tensors, write_random_voxcpm2
 from scripts.random_vae import FORMS as VAE_FORMS
 from scripts.random_vae import SIZES as VAES
 from scripts.random_vae import write_random_vae
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.model import ModelConfig
 from seko_export.errors import ExportError, UsageError
-from seko_export.families.model_files import write_random_checkpoint
-from seko_export.families.registry import families, family_named, presets
+from seko_export.families.registry import family_named, presets
 from seko_export.families.voxcpm2.presets import PRESETS as SPEECH
-from seko_export.families.voxcpm2.random_files import stored_tensors, write_random_voxcpm2
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             config = presets()[options.preset].model
             keys = family_named(config.family).keys
-            form, count = options.format or next(iter(keys.random_forms)), len(keys.shapes(config))
+            form, count = options.format or next(iter(FORMS[config.family])), len(keys.shapes(config))
             if form in QUANTISED or options.lora:
                 form, count = _write_other(options, config)
             else:
@@ -105,7 +105,7 @@ def _write_other(options: argparse.Namespace, model: ModelConfig) -> tuple[str, 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Make a seeded random checkpoint.")
-    forms = dict.fromkeys(form for family in families().values() for form in family.keys.random_forms)
+    forms = dict.fromkeys(form for forms in FORMS.values() for form in forms)
     parser.add_argument("--preset", choices=sorted({*presets(), *SPEECH}), default="tiny")
     parser.add_argument(
         "--format",

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from scripts.random_checkpoint import RandomFile, write_random_folder, write_tensor_file
 from seko_export.checkpoints.json_files import CONFIG_FILE
-from seko_export.checkpoints.random import RandomFile, random_weight, write_random_folder, write_tensor_file
+from seko_export.checkpoints.random import random_weight
 from seko_export.config.media import ClipConfig
 from seko_export.errors import UsageError
 from seko_export.media.clip.files import TRANSFORMERS, WAN, clip_shapes

@@ -9,14 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from scripts.random_checkpoint import STEM, RandomFile, write_random_folder, write_tensor_file
 from seko_export.checkpoints.json_files import CONFIG_FILE
-from seko_export.checkpoints.random import (
-    STEM,
-    RandomFile,
-    random_weight,
-    write_random_folder,
-    write_tensor_file,
-)
+from seko_export.checkpoints.random import random_weight
 from seko_export.errors import UsageError
 from seko_export.media.taehv.config import TaehvConfig
 from seko_export.media.taehv.vae import VAE as TINY

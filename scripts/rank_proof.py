@@ -396,8 +396,8 @@ def build(name: str, options: argparse.Namespace) -> None:
     """Build one artifact into the work folder; print the report as JSON."""
     import torch
 
+    from scripts.random_checkpoint import write_random_checkpoint
     from seko_export.build_steps import build_artifact
-    from seko_export.families.model_files import write_random_checkpoint
     from seko_export.host.progress import silent
 
     with tempfile.TemporaryDirectory(dir=options.work) as folder:

@@ -9,6 +9,7 @@ compiler when they are called.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -72,29 +73,28 @@ def build(
 
     from seko_export.build_steps import build_artifact
     from seko_export.options.asked import workload_asked
-    from seko_export.options.build_files import opened_checkpoint
     from seko_export.roofline.room import check_room, room_of
 
     resolved = workload_asked(options).resolve_options(options)
     if room_check:
-        room = room_of(resolved.config, random_weights=resolved.checkpoint is None)
+        room = room_of(resolved.config)
         progress(check_room(room, output_path), 0, 1)
     for sentence in resolved.notes:
         note(sentence)
-    seed = options.random_weights or 0
-    with opened_checkpoint(resolved.checkpoint, resolved.config.model, note, seed=seed) as checkpoint:
-        return build_artifact(
-            resolved.config,
-            checkpoint,
-            output_path,
-            media=resolved.media,
-            backend=options.backend,
-            load_options=resolved.load_options,
-            compiler_cache=compiler_cache,
-            goldens=not options.no_goldens,
-            replace=replace,
-            progress=progress,
-        )
+    if resolved.checkpoint is None:
+        note("no checkpoint named: using seeded random weights (noise, not video)")
+    return build_artifact(
+        resolved.config,
+        resolved.checkpoint,
+        output_path,
+        media=resolved.media,
+        backend=options.backend,
+        load_options=dataclasses.replace(resolved.load_options, seed=options.random_weights or 0),
+        compiler_cache=compiler_cache,
+        goldens=not options.no_goldens,
+        replace=replace,
+        progress=progress,
+    )
 
 
 def plan(

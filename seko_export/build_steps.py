@@ -41,7 +41,7 @@ from seko_runtime.host.faults import fault_text
 
 def build_artifact(
     config: BuildConfig,
-    checkpoint: Path,
+    checkpoint: Path | None,
     output_path: Path,
     *,
     media: MediaSources | None = None,
@@ -59,8 +59,8 @@ def build_artifact(
     ----------
     config : BuildConfig
         Model, workload and target of the build.
-    checkpoint : Path
-        File or folder of the checkpoint, in a form that the model's family reads (`Family.load`).
+    checkpoint : Path or None
+        File or folder of the checkpoint, in a form that the model's family reads (`Family.load`); None: random weights.
     output_path : Path
         Folder of the new artifact.
     media : MediaSources, optional
@@ -68,7 +68,7 @@ def build_artifact(
     backend : str
         Name of the backend, one of `backends.BACKENDS`.
     load_options : LoadOptions
-        Options for reading the checkpoint: its entry, further files, LoRAs.
+        Options for reading the checkpoint: its entry, further files, LoRAs, or the seed of random weights.
     compiler_cache : bool
         Whether an artifact of the backend ``compile`` includes the compiler's cache. Without the cache every machine
         compiles the engines when it first opens the artifact.

@@ -15,11 +15,11 @@ import click
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from scripts.random_vae import write_random_vae
 from seko_export.cli import main
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.host.environment import Target
 from seko_export.media.umt5.keys import text_shapes
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig

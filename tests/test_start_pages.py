@@ -23,15 +23,16 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 import seko_export
+from scripts.random_checkpoint import write_random_checkpoint
 from scripts.random_clip import write_random_clip
 from scripts.random_lora import random_pairs, write_lora
+from scripts.random_speech import write_random_voxcpm2
 from seko_export.cli import main
 from seko_export.config.media import ClipConfig
 from seko_export.families.matrix_game.model import MatrixGameModel
-from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint
 from seko_export.families.registry import presets
 from seko_export.families.voxcpm2.presets import PRESETS as SPEECH
-from seko_export.families.voxcpm2.random_files import write_random_voxcpm2
 from seko_export.host.environment import Target
 from seko_export.media.umt5.keys import text_shapes
 from seko_export.media.wan_vae.keys import vae_shapes

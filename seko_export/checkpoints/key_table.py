@@ -120,35 +120,6 @@ class Dimension:
     per: int = 1
 
 
-@dataclass(frozen=True)
-class RandomForm:
-    """File layout of a checkpoint of seeded random weights.
-
-    Parameters
-    ----------
-    container : str
-        Format of the file: ``pt``, ``safetensors`` or ``sharded`` (safetensors files with an index).
-    naming : Naming
-        The naming of the checkpoint's keys.
-    prefix : str
-        Prefix of every key.
-    parts : tuple of str
-        Entries of a ``pt``, each of which holds all weights. If empty, the ``pt`` holds the weights directly.
-    subfolder : str or None
-        Subfolder of the checkpoint's folder that holds the file. None: the checkpoint is the file itself or, if
-        sharded, a folder with the files.
-    config : callable or None
-        Function that returns the content of the ``config.json`` beside the weights.
-    """
-
-    container: str
-    naming: Naming
-    prefix: str = ""
-    parts: tuple[str, ...] = ()
-    subfolder: str | None = None
-    config: Callable[[Any], Mapping[str, Any]] | None = None
-
-
 def plain_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Return mean and standard deviation of a random weight. Both are chosen so that activations stay near 1 at any
     depth.
@@ -198,8 +169,6 @@ class KeyTable:
         Parts of keys that several related models have, each with a hint. The hint is shown if no telltale matches.
     models : mapping of str to ModelConfig
         The models of the presets, by name, from which the preset that matches a file is found.
-    random_forms : mapping of str to RandomForm
-        File layouts of random checkpoints, by name. A build without a checkpoint uses the first layout.
     companions : tuple of Companion
         Further files with weights of a model, such as an adapter.
     spread : callable
@@ -219,7 +188,6 @@ class KeyTable:
     telltales: tuple[tuple[tuple[str, ...], str], ...] = ()
     relatives: tuple[tuple[tuple[str, ...], str], ...] = ()
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
-    random_forms: Mapping[str, RandomForm] = field(default_factory=dict)
     companions: tuple[Companion, ...] = ()
     spread: Callable[[str, tuple[int, ...]], tuple[float, float]] = plain_spread
 
@@ -238,15 +206,6 @@ class KeyTable:
         )
         return Layout(
             self.formats, self.subfolders, entries, entry, self.companions, self.prefixes, "--entry"
-        )
-
-    def companion_of(self, name: str) -> Companion | None:
-        """Return the companion file that holds a key (exporter's name), or None if the checkpoint itself holds the
-        key.
-        """
-        return next(
-            (companion for companion in self.companions if any(part in name for part in companion.parts)),
-            None,
         )
 
     def naming_of(self, opened: OpenedFiles) -> Naming:

@@ -90,6 +90,8 @@ class LoadOptions:
         LoRAs that are merged into the weights.
     lora_partial : bool
         Whether keys of a LoRA that belong to no weight of the model are left out; otherwise they are refused.
+    seed : int
+        Seed of random weights, where there is no checkpoint.
     """
 
     entry: str | None = None
@@ -98,6 +100,7 @@ class LoadOptions:
     dtype: torch.dtype | None = None
     loras: Sequence[LoraFile] = ()
     lora_partial: bool = False
+    seed: int = 0
 
 
 AS_STORED = LoadOptions()

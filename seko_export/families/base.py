@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from seko_export.checkpoints.sources import AS_STORED, LoadOptions
 from seko_export.config.build import BuildConfig
-from seko_export.errors import UsageError
 
 if TYPE_CHECKING:  # presets are read before torch is imported
-    import torch
     from torch import Tensor
 
     from seko_export.checkpoints.key_table import KeyTable
@@ -97,18 +95,11 @@ class Family(ABC, Generic[Build]):
 
         return load_model(path, model, self.keys, options)
 
-    def write_random(
-        self, path: Path, model: Any, *, seed: int, format: str | None, dtype: torch.dtype, device: str
-    ) -> None:
-        """Write seeded random weights of a model, by default in the family's first format; see `write_random_model`."""
-        from seko_export.checkpoints.random import write_random_model  # with torch
+    def random(self, model: Any, seed: int) -> Checkpoint:
+        """Return random weights of a model, which are drawn when they are read; see `random_checkpoint`."""
+        from seko_export.checkpoints.random import random_checkpoint  # with torch
 
-        forms = self.keys.random_forms
-        if not forms:
-            raise UsageError(f"family {self.name} writes no random weights: name a checkpoint")
-        write_random_model(
-            path, model, self.keys, format=format or next(iter(forms)), seed=seed, dtype=dtype, device=device
-        )
+        return random_checkpoint(model, self.keys.shapes(model), seed=seed, spread=self.keys.spread)
 
     @abstractmethod
     def graph(self, config: Build) -> ModelGraph:

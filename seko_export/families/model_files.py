@@ -1,4 +1,4 @@
-"""Loading, recognition and random writing of checkpoints of any family; the registry finds the family."""
+"""Loading and recognition of checkpoints of any family; the registry finds the family."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from seko_export.checkpoints.errors import (
     AmbiguousCheckpointError,
@@ -53,27 +51,13 @@ class ModelFile:
     ignored_config: Path | None = None
 
 
-def load_checkpoint(path: Path, config: ModelIdentity, options: LoadOptions = AS_STORED) -> Checkpoint:
+def load_checkpoint(path: Path | None, config: ModelIdentity, options: LoadOptions = AS_STORED) -> Checkpoint:
     """Open a model's checkpoint and its LoRAs, and check all their keys, shapes and dtypes; see `Family.load` and
-    `with_loras`.
+    `with_loras`. Without a path, the weights are random.
     """
     family = family_named(config.family)
-    checkpoint = family.load(path, config, options)
+    checkpoint = family.random(config, options.seed) if path is None else family.load(path, config, options)
     return with_loras(checkpoint, config, family.keys, options.loras, partial_match=options.lora_partial)
-
-
-def write_random_checkpoint(
-    path: Path,
-    config: ModelIdentity,
-    *,
-    seed: int,
-    format: str | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    device: str = "cpu",
-) -> None:
-    """Write seeded random weights of a model; see `Family.write_random`."""
-    family = family_named(config.family)
-    family.write_random(path, config, seed=seed, format=format, dtype=dtype, device=device)
 
 
 def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Path | None = None) -> ModelFile:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 from seko_export.config.build import BuildConfig
 from seko_export.errors import MachineError
-from seko_export.families.registry import family_of, graph_of
+from seko_export.families.registry import graph_of
 from seko_export.roofline.work import weight_sizes
 from seko_export.workloads.registry import workload_of
 from seko_runtime.backends.host import free_host_bytes
@@ -20,7 +18,6 @@ from seko_runtime.backends.host import free_host_bytes
 PROCESS_BYTES = 400 << 20
 # Assumed bytes of an artifact for each engine, besides weights: engines, goldens and manifest.
 ENGINE_BYTES = 4 << 20
-_CHECKPOINT_NUMBER = 2  # bytes of a number in a random checkpoint: bfloat16
 
 
 @dataclass(frozen=True)
@@ -31,32 +28,25 @@ class Room:
     ----------
     memory : int
         Bytes of host memory, for the weights (with fp8 also the weights before they are quantised), the compiling
-        processes, a random checkpoint while it is written and, on a CPU, the cache of the recorded stream.
+        processes and, on a CPU, the cache of the recorded stream.
     disk : int
         Bytes of disk space for the artifact's folder.
-    temporary : int
-        Bytes of disk space that the random checkpoint takes in the folder of temporary files.
     """
 
     memory: int
     disk: int
-    temporary: int = 0
 
 
-def room_of(config: BuildConfig, *, random_weights: bool) -> Room:
+def room_of(config: BuildConfig) -> Room:
     """Return the memory and disk space that a build needs."""
     graph, workload = graph_of(config), workload_of(config)
     tables = {name: table.nbytes for name, table in workload.tables(config).items()}
     sizes = weight_sizes(graph.pieces) | tables
-    weights, temporary = sum(sizes.values()), 0
-    if random_weights:
-        shapes = family_of(config).keys.shapes(config.model)
-        temporary = _CHECKPOINT_NUMBER * sum(map(prod, shapes.values()))
+    weights = sum(sizes.values())
     processes = 1 + min(len(graph.pieces), len(os.sched_getaffinity(0)))
     return Room(
-        memory=max(weights + workload.recording_bytes(config), temporary) + processes * PROCESS_BYTES,
+        memory=weights + workload.recording_bytes(config) + processes * PROCESS_BYTES,
         disk=weights + len(graph.pieces) * ENGINE_BYTES,
-        temporary=temporary,
     )
 
 
@@ -76,20 +66,13 @@ def check_room(room: Room, output_path: Path) -> str:
     """
     free = free_host_bytes()
     above = next(parent for parent in output_path.absolute().parents if parent.is_dir())
-    places = {above: room.disk}
-    temporary = Path(tempfile.gettempdir())
-    if room.temporary and temporary.stat().st_dev == above.stat().st_dev:
-        places[above] += room.temporary
-    elif room.temporary:
-        places[temporary] = room.temporary
-    needs = [("of memory", room.memory, free)]
-    needs += [(f"of disk at {place}", needed, _free_disk(place)) for place, needed in places.items()]
+    needs = [("of memory", room.memory, free), (f"of disk at {above}", room.disk, _free_disk(above))]
     needs_text = ", ".join(f"{_gb(needed)} {what} ({_gb(there)} free)" for what, needed, there in needs)
     if all(needed <= there for _, needed, there in needs):
         return f"takes about {needs_text}"
     raise MachineError(
         f"this build takes about {needs_text}, which is too little: free some, build on a larger machine, with another "
-        "-o or TMPDIR, or let it try with --no-room-check"
+        "-o or let it try with --no-room-check"
     )
 
 

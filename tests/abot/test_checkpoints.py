@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.abot.keys import ADAPTER, abot_shapes
 from seko_export.families.abot.presets import ABOT, PRESETS, TINY
-from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
 from seko_export.families.wan.presets import PRESETS as WAN_PRESETS
 from seko_export.families.wan_layout.keys import wan_shapes
 from seko_export.options.declaration import BuildOptions

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.model import ModelConfig
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan_layout.keys import spread, wan_shapes
 
 

@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.checkpoints import errors, readers
 from seko_export.checkpoints.sources import LoadOptions
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError, MachineError
-from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
 from seko_export.families.wan_layout.keys import wan_shapes
 
 Weights = dict[str, torch.Tensor]

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scripts.checkpoint_configs import wan_diffusers_config
 from seko_export.config.model import ModelConfig
 from seko_export.families.wan.presets import PRESETS
 from seko_export.families.wan_layout.keys import wan_shapes
-from seko_export.families.wan_layout.namings import diffusers_config, diffusers_to_wan, wan_to_diffusers
+from seko_export.families.wan_layout.namings import diffusers_to_wan, wan_to_diffusers
 
 configs = st.builds(
     lambda heads, head_dim, **dims: ModelConfig(name="any", dim=heads * head_dim, heads=heads, **dims),
@@ -42,7 +43,9 @@ def test_table_is_diffusers_state_dict(heads: int, layers: int) -> None:
     )  # fmt: skip
     real = {
         name: tuple(tensor.shape)
-        for name, tensor in WanTransformer3DModel.from_config(diffusers_config(config)).state_dict().items()
+        for name, tensor in WanTransformer3DModel.from_config(wan_diffusers_config(config))
+        .state_dict()
+        .items()
     }
     ours = wan_shapes(config)
     assert {wan_to_diffusers(name): shape for name, shape in ours.items()} == real

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from scripts.random_checkpoint import FORMS
 from seko_export.checkpoints.errors import AmbiguousCheckpointError, DamagedCheckpointError, MissingEntryError
 from seko_export.checkpoints.load import is_finite
 from seko_export.checkpoints.readers import variant_file
@@ -21,7 +22,6 @@ from seko_export.checkpoints.sources import Layout, LoadOptions
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
-from seko_export.families.wan.keys import FORMATS
 from seko_export.families.wan_layout.keys import PREFIXES, wan_shapes
 from seko_export.families.wan_layout.namings import wan_to_diffusers
 
@@ -37,7 +37,7 @@ def assert_holds(path: Path, model: ModelConfig, weights: Weights, **options: An
         assert torch.equal(tensor, weights[name]), name
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", FORMS["wan"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_every_format_gives_the_same_tensors(
     format: str, dtype: torch.dtype, write: Callable[..., Path], model: ModelConfig, weights: Weights
@@ -65,9 +65,9 @@ def test_diffusers_single_file(
 def test_diffusers_own_save_is_read(tmp_path: Path, model: ModelConfig) -> None:
     from diffusers import WanTransformer3DModel
 
-    from seko_export.families.wan_layout.namings import diffusers_config
+    from scripts.checkpoint_configs import wan_diffusers_config
 
-    theirs = WanTransformer3DModel.from_config(diffusers_config(model))
+    theirs = WanTransformer3DModel.from_config(wan_diffusers_config(model))
     theirs.save_pretrained(tmp_path / "whole")
     theirs.save_pretrained(tmp_path / "cut", max_shard_size="40KB")
     state = theirs.state_dict()
@@ -141,7 +141,7 @@ def test_strided_tensors_become_contiguous(
     assert_holds(save_pt({"generator_ema": state}), model, weights)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", FORMS["wan"])
 def test_weights_are_mapped_and_the_file_stays(
     format: str, write: Callable[..., Path], model: ModelConfig
 ) -> None:
@@ -160,7 +160,8 @@ def test_opening_reads_no_weights(format: str, tmp_path: Path) -> None:
     script = f"""
 import resource, sys
 from pathlib import Path
-from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from scripts.random_checkpoint import write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint
 from seko_export.config.model import ModelConfig
 model = ModelConfig(name="m", layers=1, dim=512, heads=4, ffn_dim=60_000)
 path = Path(sys.argv[1])
@@ -188,9 +189,9 @@ else:
 def test_identity_has_no_path_and_knows_the_weights(
     tmp_path: Path, write: Callable[..., Path], model: ModelConfig
 ) -> None:
-    identities = [load_checkpoint(write(format), model).identity for format in FORMATS]
+    identities = [load_checkpoint(write(format), model).identity for format in FORMS["wan"]]
     assert len({identity["fingerprint"] for identity in identities}) == 1
-    for format, identity in zip(FORMATS, identities, strict=True):
+    for format, identity in zip(FORMS["wan"], identities, strict=True):
         assert identity["name"] == f"made-{format}-bfloat16"
         assert not any(str(tmp_path) in str(value) for value in identity.values())
     other = load_checkpoint(write("wan", torch.float32), model).identity

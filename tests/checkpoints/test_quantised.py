@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scripts.quantised_files import FORMS, in_codes, quantised_names, write_quantised
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.errors import CheckpointError
-from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
 from seko_export.families.wan.family import FAMILY
 from tests.support.small_artifact import MODEL, STREAM
 

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from scripts import random_checkpoint as random
+from scripts.checkpoint_configs import wan_diffusers_config
+from scripts.random_checkpoint import FORMS, write_random_checkpoint
 from scripts.random_clip import FORMS as CLIP_FORMS
 from scripts.random_clip import SIZES as CLIPS
 from scripts.random_clip import write_random_clip
-from seko_export.checkpoints import random
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.model import ModelConfig
 from seko_export.errors import MachineError, UsageError
-from seko_export.families.model_files import write_random_checkpoint
-from seko_export.families.wan.keys import FORMATS
 from seko_export.families.wan_layout.keys import spread, wan_shapes
-from seko_export.families.wan_layout.namings import diffusers_config, wan_to_diffusers
+from seko_export.families.wan_layout.namings import wan_to_diffusers
 from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.clip.files import clip_config_of, clip_shapes, clip_weights
 from seko_runtime.errors import DiskError
@@ -35,7 +35,7 @@ def bytes_under(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", FORMS["wan"])
 def test_same_seed_same_bytes(format: str, tmp_path: Path, model: ModelConfig) -> None:
     for name, seed in (("one", 1), ("again", 1), ("two", 2)):
         write_random_checkpoint(tmp_path / name, model, format=format, seed=seed)
@@ -64,7 +64,7 @@ def test_activations_stay_near_one_through_depth(layers: int) -> None:
         wan_to_diffusers(name): random_weight(name, shape, seed=0, dtype=torch.float32, spread=spread)
         for name, shape in wan_shapes(config).items()
     }
-    transformer = WanTransformer3DModel.from_config(diffusers_config(config)).eval()
+    transformer = WanTransformer3DModel.from_config(wan_diffusers_config(config)).eval()
     transformer.load_state_dict(state, strict=True)
     generator = torch.Generator().manual_seed(0)
     text = torch.randn(2, 8, 64, generator=generator)
@@ -83,7 +83,7 @@ def test_what_exists_is_not_overwritten(tmp_path: Path, model: ModelConfig) -> N
     assert path.read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", FORMS["wan"])
 def test_interrupted_writing_leaves_nothing(
     format: str, tmp_path: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

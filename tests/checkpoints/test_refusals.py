@@ -78,7 +78,7 @@ def test_one_weight_under_two_wrappers_is_refused(
 
 @pytest.mark.parametrize("format", ["self-forcing", "wan", "wan-sharded", "diffusers"])
 def test_another_presets_set_is_named(format: str, tmp_path: Path) -> None:
-    from seko_export.families.model_files import write_random_checkpoint
+    from scripts.random_checkpoint import write_random_checkpoint
 
     path = tmp_path / "tiny"
     write_random_checkpoint(path, PRESETS["tiny"].model, format=format, seed=0)

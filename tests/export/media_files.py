@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.config.media import TextEncoderConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.media.umt5.keys import text_shapes, text_transformers_names
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.keys import vae_shapes

@@ -20,10 +20,10 @@ import torch
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.artifact.writer import hash_files
 from seko_export.config.model import ModelConfig
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host import environment
 from seko_export.options.declaration import KV_FORMATS

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._library.triton import get_triton_kernels_for_op
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.build_steps import build_artifact
 from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
@@ -28,7 +29,6 @@ from seko_export.engines.piece import FlatModule
 from seko_export.errors import UsageError
 from seko_export.families.layers.fused_block import RowFusedBlock
 from seko_export.families.layers.pieces import make_pieces, make_programs
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.lowering.trace import trace
 from seko_export.options.declaration import numbers

@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.build_steps import build_artifact
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
@@ -18,7 +19,7 @@ from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
-from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host.environment import has_fp8, resolve_target
 from seko_export.media.load import load_vae

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.build_steps import build_artifact
 from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_runtime import Session, open_artifact
 from tests.support.no_host_sync import no_host_sync

@@ -12,11 +12,11 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import save_file
 
+from scripts.random_checkpoint import write_random_checkpoint
 from scripts.random_lora import random_pairs, write_lora
 from seko_export import inspect
 from seko_export.cli import main
 from seko_export.errors import UsageError
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.registry import presets
 from seko_export.families.wan.presets import PRESETS
 from seko_export.video import inspection as checkpoint_inspection

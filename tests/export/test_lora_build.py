@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from scripts.quantised_files import write_quantised
+from scripts.random_checkpoint import write_random_checkpoint
 from scripts.random_lora import random_pairs, write_lora
 from seko_export import BuildOptions, build
 from seko_export.artifact.sbom import SBOM_FILE
@@ -21,7 +22,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.errors import CheckpointError
-from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint
 from seko_export.families.registry import family_of, presets
 from seko_export.families.wan.family import FAMILY
 from seko_export.families.wan.presets import PRESETS

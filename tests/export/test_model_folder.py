@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from scripts.make_checkpoint import main as make_checkpoint
+from scripts.random_checkpoint import write_random_checkpoint
 from scripts.random_clip import SIZES as CLIPS
 from scripts.random_clip import write_random_clip
 from scripts.random_vae import SIZES, write_random_vae
@@ -23,7 +24,6 @@ from seko_export.checkpoints.errors import (
 )
 from seko_export.config.video import VideoBuild
 from seko_export.errors import CheckpointError, UsageError
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.registry import presets
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.model_folder import find_files

@@ -12,11 +12,11 @@ import torch
 from click.testing import Result
 from safetensors.numpy import load_file
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.build_steps import build_artifact
 from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main

@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 import seko_export
-from seko_export.checkpoints import random as random_weights
+from scripts import random_checkpoint as random_weights
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.cli import main
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.config.video import VideoBuild
-from seko_export.families.model_files import write_random_checkpoint
-from seko_export.families.registry import families, family_named, graph_of, presets
+from seko_export.families.registry import families, graph_of, presets
 from seko_export.options.checks import SAMPLE_FOLDER
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
@@ -98,7 +98,7 @@ MODELS = {name: presets()[name].model for name in SIZES.values()} | {
 FORMS = [
     (name, form, config_file)
     for name, model in MODELS.items()
-    for form, how in family_named(model.family).keys.random_forms.items()
+    for form, how in random_weights.FORMS[model.family].items()
     # One file of a large model is mapped whole, for which not every machine has the memory; shards are smaller.
     for config_file in (True, False)
     if config_file <= (how.config is not None)

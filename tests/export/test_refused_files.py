@@ -15,11 +15,12 @@ from click.testing import Result
 from safetensors.torch import load_file, save_file
 
 from scripts.quantised_files import write_quantised
+from scripts.random_checkpoint import write_random_checkpoint
 from scripts.random_lora import random_pairs, write_lora
 from scripts.random_vae import SIZES, write_random_vae
 from seko_export import BuildOptions, build
 from seko_export.errors import CheckpointError
-from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint
 from seko_export.families.registry import presets
 from seko_export.host import environment
 from tests.export.media_files import write_text_encoder

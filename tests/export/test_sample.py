@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
-from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint
 from seko_export.families.registry import presets
 from seko_export.host.progress import silent
 from seko_export.media.sources import MediaSources

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-import stat
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
+from scripts.random_checkpoint import write_random_checkpoint
 from scripts.random_lora import random_pairs, write_lora
 from seko_export.cli.commands import main
 from seko_export.errors import CheckpointError, ExportError, MachineError, RunError
 from seko_export.errors import UsageError as BuildUsageError
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.registry import presets
 from seko_export.families.wan.presets import PRESETS
 from seko_export.media.viewer import VIEWER_FILE
@@ -157,12 +154,8 @@ def test_the_entry_that_is_taken_anyway_is_the_same_build(tmp_path: Path) -> Non
     assert [built for _, built in tried] == [True, False, True]
 
 
-@pytest.mark.parametrize("settled", [True, False])
-def test_other_weights_of_the_same_size_and_time_are_another_model(
-    settled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_weights_of_the_same_size_and_time_are_another_model(tmp_path: Path) -> None:
     """As a copy that keeps times leaves them, over the file or in its place."""
-    monkeypatch.setattr(trial, "_SETTLED_NS", -1 if settled else 10**18)
     files = [tmp_path / "tiny", tmp_path / "other"]
     for seed, file in enumerate(files):
         write_random_checkpoint(file, TINY, format="wan", seed=seed)
@@ -181,16 +174,6 @@ def test_other_weights_of_the_same_size_and_time_are_another_model(
     assert second[1]
     os.replace(shutil.copy2(files[0], tmp_path / "moved"), model)
     assert tried() == (first[0], False)
-
-
-def test_only_files_that_changed_are_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_SETTLED_NS", -1)
-    write_random_checkpoint(tmp_path / "tiny", TINY, format="wan", seed=0)
-    hashed = mock.Mock(wraps=hashlib.file_digest)
-    monkeypatch.setattr(hashlib, "file_digest", hashed)
-    for _ in range(3):
-        try_artifact(BuildOptions(tmp_path / "tiny", target="cpu"), build)
-    hashed.assert_called_once()
 
 
 def test_an_artifact_without_its_manifest_is_built_again(
@@ -241,33 +224,6 @@ def test_what_others_may_have_put_into_the_cache_is_not_run(
         try_artifact(options, build)
 
 
-@pytest.mark.parametrize("kind", ["link", "endless", "pipe", "folder", "writable", "deep"])
-def test_the_file_of_digests_is_never_written_through(
-    kind: str, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_random_checkpoint(tmp_path / "tiny", TINY, format="wan", seed=0)
-    digests, others = cache / "seko" / "trials" / "digests.json", tmp_path / "others"
-    digests.parent.mkdir(parents=True)
-    others.write_text("{}")
-    if kind == "folder":
-        digests.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(digests)
-    elif kind == "deep":
-        digests.write_text("[" * 100_000)
-    elif kind == "writable":
-        digests.write_text("{}")
-        digests.chmod(0o666)
-    else:
-        digests.symlink_to(others if kind == "link" else "/dev/zero")
-    assert try_artifact(BuildOptions(tmp_path / "tiny", target="cpu"), build)[1]
-    assert others.read_text() == "{}"
-    said = "cannot be written, so the next try hashes all files again: remove it" in capsys.readouterr().err
-    assert said == (kind not in ("writable", "deep"))
-    if not said:
-        assert stat.S_IMODE(digests.lstat().st_mode) == 0o600
-
-
 def test_a_failed_build_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     write_random_checkpoint(tmp_path / "tiny", TINY, format="wan", seed=0)
 
@@ -276,8 +232,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path, cache: Path) -> None:
 
     with pytest.raises(CheckpointError):
         try_artifact(BuildOptions(tmp_path / "tiny", target="cpu"), fail)
-    assert [path.name for path in (cache / "seko" / "trials").iterdir()] == ["digests.json"]
-    (cache / "seko" / "trials" / "digests.json").write_text("[")  # a cache may be lost
+    assert not any((cache / "seko" / "trials").iterdir())
     assert try_artifact(BuildOptions(tmp_path / "tiny", target="cpu"), build)[1]
 
 

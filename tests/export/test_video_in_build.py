@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.build_steps import build_artifact
 from seko_export.config.model import ModelConfig
 from seko_export.config.pool import PoolConfig
@@ -21,7 +22,6 @@ from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.errors import UsageError
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.registry import graph_of
 from seko_export.media.sources import MediaSources
 from seko_export.media.taehv.config import TaehvConfig

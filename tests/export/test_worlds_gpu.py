@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.build_steps import build_artifact
 from seko_export.config.video import VideoBuild
-from seko_export.families.model_files import write_random_checkpoint
 from seko_runtime import open_artifact
 from tests.abot.streams import abot_config
 from tests.matrix_game.streams import game_config

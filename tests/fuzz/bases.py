@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import seko_runtime.opening.artifact
 from scripts.quantised_files import write_quantised
+from scripts.random_checkpoint import write_random_checkpoint
 from scripts.random_lora import FORMS, random_pairs, write_lora
 from scripts.random_vae import FORMS as VAE_FORMS
 from scripts.random_vae import SIZES as VAES
@@ -26,7 +27,6 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_export.artifact.packing import pack_artifact
 from seko_export.artifact.signing import make_key, sign_artifact
 from seko_export.config.model import ModelConfig
-from seko_export.families.model_files import write_random_checkpoint
 from seko_runtime.backends.memory import Engine
 from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import MANIFEST_FILE, Buffer

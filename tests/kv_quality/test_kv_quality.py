@@ -18,13 +18,13 @@ from scripts.kv_quality.activations import built_scales, capture, errors
 from scripts.kv_quality.measures import PSNR_CEILING, psnr, relative_error, spread, ssim
 from scripts.kv_quality.sample import PROMPT_SEED, Sample, draw_prompts, open_sample
 from scripts.kv_quality.streams import places
+from scripts.random_checkpoint import write_random_checkpoint
 from scripts.train_sample.shapes import draw_scenes, render
 from scripts.train_sample.text import make_encoder, save_tokenizer, text_config
 from scripts.train_sample.train_vae import Vae, init_vae
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.rotary import rotary_tables
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_runtime.video.ring import Ring
 from tests.support.tolerances import STEP

@@ -13,12 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.lingbot.keys import lingbot_shapes
 from seko_export.families.lingbot.model import LingbotModel
 from seko_export.families.lingbot.presets import PRESETS, TINY, V1, V2
-from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
 from seko_export.families.recognition import Source
 from seko_export.families.registry import graph_of
 from seko_export.families.wan.presets import PRESETS as WAN_PRESETS

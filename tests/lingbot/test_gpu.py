@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.build_steps import build_artifact
-from seko_export.families.model_files import write_random_checkpoint
 from seko_runtime import open_artifact
 from tests.lingbot.streams import lingbot_config
 

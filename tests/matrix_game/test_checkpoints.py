@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from scripts.random_checkpoint import FORMS, write_random_checkpoint
 from seko_export import inspect
 from seko_export.errors import CheckpointError, UsageError
-from seko_export.families.matrix_game.keys import KEYS, matrix_game_shapes
+from seko_export.families.matrix_game.keys import matrix_game_shapes
 from seko_export.families.matrix_game.model import MatrixGameModel
 from seko_export.families.matrix_game.presets import GTA, PRESETS, TEMPLE_RUN, THREE, UNIVERSAL
-from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
 from seko_export.families.registry import presets
 from tests.matrix_game.streams import GAMES, game_config
 
@@ -45,7 +46,7 @@ def test_times_are_those_in_use() -> None:
     assert four.timesteps == pytest.approx((1000.0, 937.5, 833.3333, 625.0), abs=1e-4)
 
 
-@pytest.mark.parametrize("form", KEYS.random_forms)
+@pytest.mark.parametrize("form", FORMS["matrix_game"])
 @pytest.mark.parametrize("game", GAMES)
 def test_a_file_tells_its_game(game: str, form: str, tmp_path: Path) -> None:
     config = game_config(game)

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export import inspect
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.minwm.keys import PROJECTION, minwm_shapes
 from seko_export.families.minwm.presets import MINWM, PRESETS
-from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
 from seko_export.families.wan.presets import PRESETS as WAN_PRESETS
 from seko_export.families.wan_layout.keys import wan_shapes
 from seko_export.options.declaration import BuildOptions

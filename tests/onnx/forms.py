@@ -22,13 +22,13 @@ import torch
 from onnx import ModelProto
 from torch import Tensor
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.backends.onnx_form.functional import functional_piece
 from seko_export.backends.onnx_form.translate import OPSET, piece_model
 from seko_export.config.model import ModelConfig
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.families.layers.pieces import make_pieces
-from seko_export.families.model_files import write_random_checkpoint
 from tests.conftest import Built
 from tests.support.shared import made_once
 from tests.support.uncompiled import build_here

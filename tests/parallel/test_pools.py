@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export import build_steps
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.media.sources import MediaSources
 from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.errors import PoolFullError, RankLostError, SnapshotError, UsageError

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export import build_steps
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.media.sources import MediaSources
 from seko_runtime import open_artifact, read_manifest
 from seko_runtime.video.artifact import video_artifact

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from scripts.random_lora import random_pairs, write_lora
 from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.config.pool import PoolConfig
@@ -16,7 +17,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
-from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint
 from seko_export.families.registry import family_of, graph_of, presets
 from seko_export.video.bounds import TOLERANCES, VIDEO_TOLERANCES
 from seko_runtime.errors import UsageError

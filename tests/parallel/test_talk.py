@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export import build_steps
 from seko_export.config.pool import PoolConfig
 from seko_export.config.video import VideoBuild
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.seko_talk import audio
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.wan_layout import picture_branch

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.build_steps import build_artifact
-from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint
 from seko_export.families.seko_talk import audio
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.wan_layout import picture_branch

@@ -14,12 +14,13 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 import seko_export
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export import inspect
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, WeightKeysError
 from seko_export.checkpoints.sources import LoadOptions
 from seko_export.cli import main
 from seko_export.errors import CheckpointError, UsageError
-from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
 from seko_export.families.recognition import Source
 from seko_export.families.registry import graph_of
 from seko_export.families.seko_talk.family import FAMILY

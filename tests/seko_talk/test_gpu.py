@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.build_steps import build_artifact
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.checkpoints.errors import NotACheckpointError, WeightKeysError
 from seko_export.config.media import ClipConfig
 from seko_export.engines.piece import on_meta
 from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.wan_layout import picture_branch

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export import build_steps
 from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from seko_export.families.voxcpm2.random_files import write_random_voxcpm2
+from scripts.random_speech import write_random_voxcpm2
 from seko_serve.live.device import pool_of
 from seko_serve.video.content import VideoContent
 from tests.support.shared import made_once

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from scripts.random_lora import random_pairs, write_lora
 from seko_export.build_steps import build_artifact
 from seko_export.checkpoints.sources import LoadOptions, LoraFile
@@ -17,7 +18,6 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
-from seko_export.families.model_files import write_random_checkpoint
 from tests.support.shared import made_once
 from tests.support.uncompiled import leave_uncompiled
 

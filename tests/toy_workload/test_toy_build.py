@@ -246,7 +246,7 @@ def test_what_asks_its_workload_finds_it_by_name() -> None:
         workload_named("song")
     sizes = sum(weight.nbytes for weight in model.manifest().weights)
     engines = len(graph_of(CONFIG).pieces)
-    assert room_of(CONFIG, random_weights=False).disk == sizes + engines * (4 << 20)
+    assert room_of(CONFIG).disk == sizes + engines * (4 << 20)
     with pytest.raises(TypeError, match="has the fields tempo"):
         CONFIG.changed(tempo=2)
     assert torch.float32 is CONFIG.target.dtype

@@ -18,9 +18,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from scripts.random_speech import config_json
 from seko_export.families.voxcpm2.config import VoxCpm2Config
 from seko_export.families.voxcpm2.presets import PRESETS, TINY
-from seko_export.families.voxcpm2.recognise import config_json
 from seko_export.media.audio_vae.config import AudioVaeConfig
 
 PACKAGE = "voxcpm"

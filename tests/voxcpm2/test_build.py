@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from scripts.random_speech import config_json, stored_tensors, tokenizer_json
 from seko_export import BuildOptions, build, inspect, plan
 from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
@@ -26,8 +27,6 @@ from seko_export.families.model_files import load_checkpoint
 from seko_export.families.registry import family_of, graph_of
 from seko_export.families.speech.config import SpeechBuild
 from seko_export.families.voxcpm2.config import VoxCpm2Config
-from seko_export.families.voxcpm2.random_files import stored_tensors, tokenizer_json
-from seko_export.families.voxcpm2.recognise import config_json
 from seko_export.host.progress import silent
 from seko_export.options.asked import workload_asked
 from seko_export.options.checks import check_options

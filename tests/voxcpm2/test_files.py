@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.make_checkpoint import main as make_checkpoint
+from scripts.random_speech import write_random_voxcpm2
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, WeightKeysError
 from seko_export.errors import CheckpointError, UsageError
+from seko_export.families.voxcpm2.family import TOKENIZER_FILE
 from seko_export.families.voxcpm2.keys import load_voxcpm2, voxcpm2_shapes
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
-from seko_export.families.voxcpm2.random_files import TOKENIZER_FILE, write_random_voxcpm2
 from seko_export.families.voxcpm2.recognise import recognise
 from seko_export.media.audio_vae.files import BOUNDARIES, AudioVaeTensors, load_audio_vae
 from seko_export.media.audio_vae.modules import DecodeChunk, state_size

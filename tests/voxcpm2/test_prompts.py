@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scripts.random_speech import tokenizer_json
 from seko_export.families.voxcpm2.presets import PRESETS, TINY
-from seko_export.families.voxcpm2.random_files import tokenizer_json
 from seko_runtime.errors import ArtifactError, UsageError
 from seko_runtime.speech.manifest import SpeechLimits
 from seko_runtime.speech.prompts import assemble, pad_voice

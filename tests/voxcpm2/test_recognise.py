@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from scripts.random_speech import config_json
 from seko_export import inspect
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.errors import CheckpointError
 from seko_export.families.voxcpm2.config import VoxCpm2Config
 from seko_export.families.voxcpm2.keys import voxcpm2_shapes
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
-from seko_export.families.voxcpm2.recognise import config_json, read_config, recognise
+from seko_export.families.voxcpm2.recognise import read_config, recognise
 from seko_export.media.audio_vae.files import audio_vae_shapes
 from seko_export.options.asked import workload_asked
 from seko_export.options.declaration import BuildOptions

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from scripts.random_speech import write_random_voxcpm2
 from seko_export.config.pool import PoolConfig
 from seko_export.config.target import TargetConfig
 from seko_export.families.registry import graph_of
 from seko_export.families.speech.config import SpeechBuild, SpeechConfig
 from seko_export.families.voxcpm2.family import FAMILY
 from seko_export.families.voxcpm2.pieces import SpeechLayout
-from seko_export.families.voxcpm2.random_files import write_random_voxcpm2
 from seko_export.goldens.eager import eager_engine, eager_manifest, eager_memory
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.speech.contract import resolve_speech

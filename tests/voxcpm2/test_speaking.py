@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seko_export.families.voxcpm2.random_files import tokenizer_json
+from scripts.random_speech import tokenizer_json
 from seko_runtime.speech.manifest import SpeechLimits
 from seko_runtime.speech.prompts import assemble, pad_voice
 from seko_runtime.speech.tokens import SpeechTokenizer

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from scripts.random_checkpoint import write_random_checkpoint
 from scripts.random_clip import SIZES, write_random_clip
 from seko_export.build_steps import build_artifact
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_runtime import open_artifact

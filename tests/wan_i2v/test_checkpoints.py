@@ -11,10 +11,12 @@ import torch
 from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file, save_file
 
+from scripts.checkpoint_configs import i2v_diffusers_config
+from scripts.random_checkpoint import FORMS, write_random_checkpoint
 from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.errors import CheckpointError
-from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
-from seko_export.families.wan_i2v.keys import KEYS, i2v_diffusers_config, i2v_shapes
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
+from seko_export.families.wan_i2v.keys import i2v_shapes
 from seko_export.families.wan_i2v.model import WanI2vModel
 from seko_export.families.wan_i2v.presets import A14B, FLF2V, I2V, PRESETS
 from seko_export.families.wan_layout.namings import diffusers_to_wan
@@ -40,7 +42,7 @@ def test_the_branch_has_the_shapes_of_wans_code() -> None:
     assert not any("img" in name for name in i2v_shapes(FULL[A14B]))
 
 
-@pytest.mark.parametrize("form", KEYS.random_forms)
+@pytest.mark.parametrize("form", FORMS["wan_i2v"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_tells_what_it_is(kind: str, form: str, tmp_path: Path) -> None:
     model = i2v_config(kind).model

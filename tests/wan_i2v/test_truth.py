@@ -9,8 +9,9 @@ import torch
 from diffusers import WanTransformer3DModel
 from torch import Tensor
 
+from scripts.checkpoint_configs import i2v_diffusers_config
 from seko_export.families.wan_i2v.family import FAMILY
-from seko_export.families.wan_i2v.keys import i2v_diffusers_config, i2v_shapes
+from seko_export.families.wan_i2v.keys import i2v_shapes
 from seko_export.families.wan_layout import picture_branch
 from seko_export.families.wan_layout.namings import wan_to_diffusers
 from tests.support.tolerances import ORACLE, STEP, relative_error

@@ -5,16 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from seko_export.checkpoints.key_table import Dimension, Naming, RandomForm
+from seko_export.checkpoints.key_table import Dimension, Naming
 from seko_export.config.model import ModelConfig
 from seko_export.families.abot.model import AbotModel
 from seko_export.families.abot.presets import PRESETS
-from seko_export.families.wan_layout.keys import (
-    DIMENSIONS,
-    WAN_KEYS,
-    wan_config,
-    wan_shapes,
-)
+from seko_export.families.wan_layout.keys import DIMENSIONS, WAN_KEYS, wan_shapes
 from seko_export.families.wan_layout.namings import DIFFUSERS, ENTRIES
 
 ADAPTER = "act_control_adapter"
@@ -30,14 +25,6 @@ def abot_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes | wan_shapes(config)
 
 
-def abot_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for an ABot-World model: the arguments of the authors' class, and the sizes
-    that no shape shows."""
-    model = AbotModel.of(config)
-    references = {"references": model.references, "reference_side": model.reference_side}
-    return wan_config(model) | {"model_type": "ci2v", **references}
-
-
 NAMING = Naming("abot", str, str)
 
 KEYS = replace(
@@ -49,8 +36,4 @@ KEYS = replace(
     dimensions=(*DIMENSIONS, Dimension("key_channels", f"{CONV}.weight", 1)),
     entries=ENTRIES,
     models={name: preset.model for name, preset in PRESETS.items()},
-    random_forms={
-        "abot": RandomForm("safetensors", NAMING),
-        "abot-sharded": RandomForm("sharded", NAMING, config=abot_config),
-    },
 )

@@ -5,22 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from seko_export.checkpoints.key_table import (
-    Dimension,
-    Naming,
-    RandomForm,
-    layer_by_layer,
-    linear_shapes,
-)
+from seko_export.checkpoints.key_table import Dimension, Naming, layer_by_layer, linear_shapes
 from seko_export.config.model import ModelConfig
-from seko_export.families.lingbot.model import CONTROLS, TOKEN_PIXELS, LingbotModel
+from seko_export.families.lingbot.model import TOKEN_PIXELS, LingbotModel
 from seko_export.families.lingbot.presets import PRESETS
-from seko_export.families.wan_layout.keys import (
-    DIMENSIONS,
-    WAN_KEYS,
-    wan_config,
-    wan_shapes,
-)
+from seko_export.families.wan_layout.keys import DIMENSIONS, WAN_KEYS, wan_shapes
 from seko_export.families.wan_layout.namings import DIFFUSERS
 
 CONTROL = "patch_embedding_wancamctrl"
@@ -40,13 +29,6 @@ def lingbot_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         for name in INJECTOR_LAYERS:
             shapes |= linear_shapes(f"blocks.{layer}.{name}", d, d)
     return layer_by_layer(shapes)
-
-
-def lingbot_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for a lingbot-world model: the arguments of the authors' class."""
-    controls = {width: name for name, width in CONTROLS.items()}
-    control = controls[LingbotModel.of(config).control_channels]
-    return wan_config(config) | {"model_type": "i2v", "control_type": control}
 
 
 LINGBOT = Naming("lingbot", str, str)
@@ -69,8 +51,4 @@ KEYS = replace(
         ),
     ),
     models={name: preset.model for name, preset in PRESETS.items()},
-    random_forms={
-        "lingbot-sharded": RandomForm("sharded", LINGBOT, config=lingbot_config),
-        "lingbot": RandomForm("safetensors", LINGBOT),
-    },
 )

@@ -5,14 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from seko_export.checkpoints.key_table import (
-    LAYER,
-    Dimension,
-    Naming,
-    RandomForm,
-    linear_shapes,
-    norm_shapes,
-)
+from seko_export.checkpoints.key_table import LAYER, Dimension, Naming, linear_shapes, norm_shapes
 from seko_export.config.model import ModelConfig
 from seko_export.families.matrix_game.model import HEAD, MOUSE, MatrixGameModel
 from seko_export.families.matrix_game.presets import PRESETS
@@ -22,10 +15,9 @@ from seko_export.families.wan_layout.keys import (
     TELLTALES,
     WAN_KEYS,
     projection_shapes,
-    wan_config,
     wan_shapes,
 )
-from seko_export.families.wan_layout.namings import WAN, diffusers_config, diffusers_to_wan, wan_to_diffusers
+from seko_export.families.wan_layout.namings import WAN, diffusers_to_wan, wan_to_diffusers
 
 ACTION = "action_model"
 VIDEO_PER_LATENT = 4
@@ -68,21 +60,6 @@ def action_shapes(model: MatrixGameModel) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def matrix_game_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json: Wan's, with the number of a picture's features, which the shapes of tensors do
-    not show."""
-    model = MatrixGameModel.of(config)
-    fields = {name: value for name, value in wan_config(config).items() if not name.startswith("text_")}
-    return fields | {"model_type": "i2v", "image_tokens": model.image_tokens}
-
-
-def stored_diffusers_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json in a random pipeline: diffusers' arguments, and the number of a picture's
-    features, which shapes do not show."""
-    fields = {name: value for name, value in diffusers_config(config).items() if not name.startswith("text_")}
-    return fields | {"image_tokens": MatrixGameModel.of(config).image_tokens}
-
-
 def _in_action(name: str) -> bool:
     match = LAYER.fullmatch(name)
     return match is not None and match[2].startswith(f"{ACTION}.")
@@ -111,11 +88,4 @@ KEYS = replace(
     ),
     telltales=tuple(entry for entry in TELLTALES if f"{ACTION}." not in entry[0]),
     models={name: preset.model for name, preset in PRESETS.items()},
-    random_forms={
-        "matrix-game": RandomForm("safetensors", WAN, prefix="model."),
-        "matrix-game-sharded": RandomForm("sharded", WAN, config=matrix_game_config),
-        "diffusers": RandomForm(
-            "safetensors", DIFFUSERS, subfolder="transformer", config=stored_diffusers_config
-        ),
-    },
 )

@@ -5,19 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from seko_export.checkpoints.key_table import Naming, RandomForm, linear_shapes
+from seko_export.checkpoints.key_table import Naming, linear_shapes
 from seko_export.config.model import ModelConfig
 from seko_export.families.minwm.presets import PRESETS
-from seko_export.families.wan_layout.keys import (
-    PREFIXES,
-    WAN_KEYS,
-    wan_config,
-    wan_shapes,
-)
+from seko_export.families.wan_layout.keys import PREFIXES, WAN_KEYS, wan_shapes
 from seko_export.families.wan_layout.namings import DIFFUSERS, ENTRIES
 
 PROJECTION = "self_attn.prope_o"
-_WRAPPED = "_fsdp_wrapped_module."  # a prefix that training in shards leaves
+WRAPPED = "_fsdp_wrapped_module."  # a prefix that training in shards leaves
 
 
 def minwm_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -37,10 +32,6 @@ KEYS = replace(
     namings=(NAMING,),
     lora_namings=(DIFFUSERS,),
     entries=ENTRIES,
-    prefixes=(*PREFIXES, _WRAPPED),
+    prefixes=(*PREFIXES, WRAPPED),
     models={name: preset.model for name, preset in PRESETS.items()},
-    random_forms={
-        "minwm": RandomForm("pt", NAMING, f"model.{_WRAPPED}", ("generator", "generator_ema")),
-        "minwm-sharded": RandomForm("sharded", NAMING, config=wan_config),
-    },
 )

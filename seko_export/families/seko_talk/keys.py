@@ -6,14 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from seko_export.checkpoints.key_table import (
-    Dimension,
-    Naming,
-    RandomForm,
-    layer_by_layer,
-    linear_shapes,
-    norm_shapes,
-)
+from seko_export.checkpoints.key_table import Dimension, Naming, layer_by_layer, linear_shapes, norm_shapes
 from seko_export.checkpoints.sources import Companion
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
@@ -25,7 +18,6 @@ from seko_export.families.wan_layout.keys import (
     WAN_KEYS,
     picture_attention_shapes,
     projection_shapes,
-    wan_config,
     wan_shapes,
 )
 from seko_export.families.wan_layout.keys import spread as wan_spread
@@ -90,24 +82,6 @@ def _projector_shapes(m: SekoTalkModel) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def seko_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for a Seko-Talk model: Wan's fields, and properties that the shapes of tensors
-    do not show."""
-    m = SekoTalkModel.of(config)
-    return wan_config(m) | {
-        "_class_name": "SekoTalkModel",
-        "model_type": "s2v",
-        "use_image_encoder": bool(m.image_dim),
-        "image_tokens": m.image_tokens,
-        "ref_state": m.ref_state,
-        "audio_frames": m.audio_frames,
-        "audio_heads": m.audio_heads,
-        "speakers": m.speakers,
-        "audio_eps": m.audio_eps,
-        "image_eps": m.image_eps,
-    }
-
-
 def to_ours(key: str) -> str:
     """Return the exporter's name of a key in a checkpoint's file."""
     match = _THEIRS.fullmatch(key)
@@ -168,7 +142,6 @@ KEYS = replace(
         *TELLTALES,
     ),
     models={name: preset.model for name, preset in PRESETS.items()},
-    random_forms={"seko-talk": RandomForm("sharded", SEKO, config=seko_config)},
     companions=(ADAPTER,),
     spread=spread,
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 from seko_export.checkpoints.errors import CheckpointNotFoundError
 from seko_export.checkpoints.key_table import KeyTable, Naming
 from seko_export.checkpoints.load import Checkpoint
+from seko_export.checkpoints.random import random_checkpoint
 from seko_export.checkpoints.sources import AS_STORED, LoadOptions
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
@@ -25,12 +26,12 @@ from seko_export.families.voxcpm2.config import VoxCpm2Config
 from seko_export.families.voxcpm2.graph import speech_graph
 from seko_export.families.voxcpm2.keys import FORMATS, load_voxcpm2, voxcpm2_shapes
 from seko_export.families.voxcpm2.presets import PRESETS
-from seko_export.families.voxcpm2.random_files import TOKENIZER_FILE, write_random_voxcpm2
 from seko_export.families.voxcpm2.recognise import recognise
 from seko_export.families.voxcpm2.solver import still_steps
 from seko_export.families.voxcpm2.weights import SpeechWeights, speech_tables
-from seko_export.media.audio_vae.files import load_audio_vae
+from seko_export.media.audio_vae.files import BOUNDARIES, audio_vae_shapes, load_audio_vae, spread
 
+TOKENIZER_FILE = "tokenizer.json"
 VAE_FILE = "audiovae."  # before the keys of the audio VAE's file
 
 
@@ -73,16 +74,14 @@ class VoxCpm2Family(SpeechFamily):
         if any(asked is not None for asked in (options.entry, options.first_entry, options.companion)):
             raise UsageError(f"{path} is of {self.name}, whose files have neither entries nor companions")
         weights, vae = load_voxcpm2(path, model, dtype=options.dtype), load_audio_vae(path, model.vae)
-        named = {f"{VAE_FILE}{name}": source for name, source in vae.sources.items()}
-        return replace(weights, sources={**weights.sources, **named})
+        return _with_vae(weights, vae)
 
-    def write_random(
-        self, path: Path, model: Any, *, seed: int, format: str | None, dtype: torch.dtype, device: str
-    ) -> None:
-        """Write a VoxCPM2 checkpoint folder with seeded random weights."""
-        if format is not None:
-            raise UsageError(f"family {self.name} writes one form, a folder, not {format!r}")
-        write_random_voxcpm2(path, model, seed=seed, dtype=dtype, device=device)
+    def random(self, model: Any, seed: int) -> Checkpoint:
+        """Return random weights of a model, and of its audio VAE in float32, as `load` returns them."""
+        shapes = audio_vae_shapes(model.vae)
+        del shapes[BOUNDARIES]  # no weight
+        vae = random_checkpoint(model.vae, shapes, seed=seed, spread=spread, dtype=torch.float32)
+        return _with_vae(super().random(model, seed), vae)
 
     def graph(self, config: SpeechBuild) -> ModelGraph:
         """Return the engines, programs and buffers of a VoxCPM2 build."""
@@ -99,6 +98,11 @@ class VoxCpm2Family(SpeechFamily):
         model = cast(VoxCpm2Config, config.model)
         tables = speech_tables(checkpoint, model, config.workload.steps, config.target.dtype)
         return {name: table.contiguous() for name, table in tables.items()}
+
+
+def _with_vae(weights: Checkpoint, vae: Checkpoint) -> Checkpoint:
+    named = {f"{VAE_FILE}{name}": source for name, source in vae.sources.items()}
+    return replace(weights, sources={**weights.sources, **named})
 
 
 class _OfVae:

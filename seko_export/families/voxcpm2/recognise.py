@@ -1,4 +1,4 @@
-"""Strict reader of the config.json of a VoxCPM2 checkpoint, and writer of a config.json for a model.
+"""Strict reader of the config.json of a VoxCPM2 checkpoint.
 
 Every field of config.json has to be known to this reader. Fields of config.json about training are checked and not
 used. A field of config.json that the original implementation never reads is accepted only with the value that matches
@@ -107,78 +107,6 @@ def read_config(parsed: Mapping[str, Any], where: str) -> VoxCpm2Config:
     for section in (top, lm, encoder, dit):
         section.close()
     return config
-
-
-def config_json(config: VoxCpm2Config) -> dict[str, object]:
-    """Return the content of the config.json that describes a model; the inverse of `read_config`."""
-    base, vae = config.base, config.vae
-    return {
-        "architecture": ARCHITECTURE,
-        "lm_config": {
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "hidden_size": base.dim,
-            "intermediate_size": base.ffn_dim,
-            "max_position_embeddings": config.rope.max_positions,
-            "num_attention_heads": base.heads,
-            "num_hidden_layers": base.layers,
-            "num_key_value_heads": base.kv_heads,
-            "rms_norm_eps": base.norm_eps,
-            "rope_theta": config.rope.theta,
-            "kv_channels": base.head_dim,
-            "rope_scaling": {
-                "type": "longrope",
-                "long_factor": list(config.rope.long_factors),
-                "short_factor": list(config.rope.short_factors),
-                "original_max_position_embeddings": config.rope.original_positions,
-            },
-            "vocab_size": config.vocab_size,
-            "use_mup": base.scale_depth is not None,
-            "scale_emb": config.embed_scale,
-            "dim_model_base": 256,
-            "scale_depth": 1.4 if base.scale_depth is None else base.scale_depth,
-        },
-        "patch_size": config.patch_size,
-        "feat_dim": config.latent_dim,
-        "scalar_quantization_latent_dim": config.fsq_dim,
-        "scalar_quantization_scale": config.fsq_scale,
-        "residual_lm_num_layers": config.residual.layers,
-        "residual_lm_no_rope": not config.residual_rope,
-        "encoder_config": _local_json(config.encoder),
-        "dit_config": {
-            **_local_json(config.decoder),
-            "dit_mean_mode": config.mean_mode,
-            "cfm_config": {
-                "sigma_min": 1e-6,
-                "solver": "euler",
-                "t_scheduler": "log-norm",
-                "inference_cfg_rate": 2.0,
-            },
-        },
-        "audio_vae_config": {
-            "encoder_dim": vae.encoder_dim,
-            "encoder_rates": list(vae.encoder_rates),
-            "latent_dim": vae.latent_dim,
-            "decoder_dim": vae.decoder_dim,
-            "decoder_rates": list(vae.decoder_rates),
-            "sr_bin_boundaries": list(vae.rate_boundaries),
-            "sample_rate": vae.sample_rate,
-            "out_sample_rate": vae.out_sample_rate,
-        },
-        "max_length": config.max_length,
-        "device": "cuda",
-        "dtype": config.dtype,
-    }
-
-
-def _local_json(net: NetConfig) -> dict[str, object]:
-    return {
-        "hidden_dim": net.dim,
-        "ffn_dim": net.ffn_dim,
-        "num_heads": net.heads,
-        "num_layers": net.layers,
-        "kv_channels": net.head_dim,
-    }
 
 
 class _Section:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from seko_export.checkpoints.key_table import Naming, RandomForm
+from seko_export.checkpoints.key_table import Naming
 from seko_export.families.wan.presets import PRESETS
-from seko_export.families.wan_layout.keys import (
-    WAN_KEYS,
-    wan_config,
-    wan_shapes,
-)
-from seko_export.families.wan_layout.namings import DIFFUSERS, ENTRIES, WAN, diffusers_config
+from seko_export.families.wan_layout.keys import WAN_KEYS, wan_shapes
+from seko_export.families.wan_layout.namings import DIFFUSERS, ENTRIES, WAN
 
 SELF_FORCING = Naming("self-forcing", str, str, container="pt")
 
@@ -29,11 +25,4 @@ KEYS = replace(
         ),
     ),
     models={name: preset.model for name, preset in PRESETS.items()},
-    random_forms={
-        "self-forcing": RandomForm("pt", SELF_FORCING, "model.", ("generator", "generator_ema")),
-        "wan": RandomForm("safetensors", WAN),
-        "wan-sharded": RandomForm("sharded", WAN, config=wan_config),
-        "diffusers": RandomForm("safetensors", DIFFUSERS, subfolder="transformer", config=diffusers_config),
-    },
 )
-FORMATS = tuple(KEYS.random_forms)

@@ -120,24 +120,6 @@ def wan_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def wan_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for a model: the arguments of Wan's own ``WanModel``."""
-    return {
-        "_class_name": "WanModel",
-        "dim": config.dim,
-        "eps": config.norm_eps,
-        "ffn_dim": config.ffn_dim,
-        "freq_dim": config.freq_dim,
-        "in_dim": config.in_channels,
-        "model_type": "t2v",
-        "num_heads": config.heads,
-        "num_layers": config.layers,
-        "out_dim": config.out_channels,
-        "text_dim": config.text_dim,
-        "text_len": config.text_tokens,
-    }
-
-
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Return the mean and the standard deviation of the random values of a weight. For a modulation, the two numbers
     are those of Wan's initialisation. For any other weight, `plain_spread` computes them."""

@@ -6,8 +6,6 @@ from __future__ import annotations
 import re
 
 from seko_export.checkpoints.key_table import Naming, translate
-from seko_export.config.model import ModelConfig
-from seko_export.config.stream import PATCH
 
 # Wan's module -> diffusers' module, outside the blocks. Source: state dicts of Wan 2.1 and of
 # diffusers.WanTransformer3DModel; the test compares with the class itself.
@@ -112,25 +110,6 @@ OUTER_TO_DIFFUSERS = _with_leaves(OUTER_MODULES, OUTER_PARAMETERS)
 BLOCK_TO_DIFFUSERS = _with_leaves(BLOCK_MODULES, BLOCK_PARAMETERS)
 OUTER_TO_WAN = {other: wan for wan, other in OUTER_TO_DIFFUSERS.items()}
 BLOCK_TO_WAN = {other: wan for wan, other in BLOCK_TO_DIFFUSERS.items()}
-
-
-def diffusers_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for a Wan model: the arguments of ``diffusers.WanTransformer3DModel``."""
-    return {
-        "_class_name": "WanTransformer3DModel",
-        "patch_size": [1, PATCH, PATCH],
-        "num_attention_heads": config.heads,
-        "attention_head_dim": config.head_dim,
-        "in_channels": config.in_channels,
-        "out_channels": config.out_channels,
-        "text_dim": config.text_dim,
-        "freq_dim": config.freq_dim,
-        "ffn_dim": config.ffn_dim,
-        "num_layers": config.layers,
-        "cross_attn_norm": True,
-        "qk_norm": "rms_norm_across_heads",
-        "eps": config.norm_eps,
-    }
 
 
 DIFFUSERS = Naming(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError
-from seko_export.checkpoints.key_table import Naming
+from seko_export.checkpoints.key_table import Naming, plain_spread
 from seko_export.checkpoints.keycheck import compare_keys
 from seko_export.checkpoints.load import Checkpoint, load_weights
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
@@ -59,6 +59,18 @@ def audio_vae_shapes(config: AudioVaeConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"decoder.sr_cond_model.{number}.{table}.weight"] = (rates, width)
     shapes[BOUNDARIES] = (len(config.rate_boundaries),)
     return shapes
+
+
+def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Return the mean and the deviation of a random weight of the audio VAE. Weights that scale a signal are near 1.
+
+    The lengths of the VAE's weight norms are less than 1: with 1 activations grow to 200, and every sample is -1 or 1.
+    """
+    if name.endswith("weight_g"):
+        return 0.7, 0.07
+    if name.endswith(("alpha", "scale_embed.weight")):
+        return 1.0, 0.1
+    return (0.0, 0.1) if name.endswith("bias_embed.weight") else plain_spread(name, shape)
 
 
 def load_audio_vae(folder: Path, config: AudioVaeConfig) -> Checkpoint:

@@ -1,10 +1,17 @@
 """Write random weights of the model: ``python -m weather FILE.safetensors``."""
 
 import sys
-from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
-from weather.family import FAMILY, MODEL
+from seko_export.checkpoints.random import random_weight
+from weather.family import MODEL, shapes, spread
 
-FAMILY.write_random(Path(sys.argv[1]), MODEL, seed=0, format=None, dtype=torch.float32, device="cpu")
+save_file(
+    {
+        name: random_weight(name, shape, seed=0, dtype=torch.float32, spread=spread)
+        for name, shape in shapes(MODEL).items()
+    },
+    sys.argv[1],
+)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from seko_export.checkpoints.key_table import KeyTable, Naming, RandomForm
+from seko_export.checkpoints.key_table import KeyTable, Naming
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
@@ -70,7 +70,6 @@ KEYS = KeyTable(
     dimensions=DIMENSIONS,
     landmark="patch_embedding.weight",
     models={MODEL.name: MODEL},
-    random_forms={"weather": RandomForm("safetensors", NAMING)},
     spread=spread,
 )
 

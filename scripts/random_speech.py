@@ -7,16 +7,15 @@ from pathlib import Path
 
 import torch
 
+from scripts.random_checkpoint import RandomFile, write_random_folder
 from seko_export.checkpoints.json_files import CONFIG_FILE
-from seko_export.checkpoints.key_table import plain_spread
-from seko_export.checkpoints.random import RandomFile, write_random_folder
-from seko_export.families.voxcpm2.config import VoxCpm2Config
+from seko_export.families.voxcpm2.config import NetConfig, VoxCpm2Config
+from seko_export.families.voxcpm2.family import TOKENIZER_FILE
 from seko_export.families.voxcpm2.keys import FILES, voxcpm2_shapes
-from seko_export.families.voxcpm2.recognise import config_json
-from seko_export.media.audio_vae.files import BOUNDARIES, audio_vae_shapes
+from seko_export.families.voxcpm2.recognise import ARCHITECTURE
+from seko_export.media.audio_vae.files import BOUNDARIES, audio_vae_shapes, spread
 from seko_export.media.audio_vae.files import FILES as VAE_FILES
 
-TOKENIZER_FILE = "tokenizer.json"
 # What the random tokenizer knows beside ASCII and bytes: characters, words of two, and a few English pieces.
 _CHINESE = "你好世界今天气很说话声音"
 _WORDS = ("你好", "世界", "今天", "天气", "说话", "声音")
@@ -31,30 +30,90 @@ def write_random_voxcpm2(
 ) -> None:
     """Write the checkpoint folder of a model: config.json, both files of weights, tokenizer.json.
 
-    The weights of the audio VAE are float32 as in the original. `checkpoints.random.write_random_folder` documents the
+    The weights of the audio VAE are float32 as in the original. `write_random_folder` documents the
     parameters and errors.
     """
     boundaries = torch.tensor(config.vae.rate_boundaries, dtype=torch.int32)
     files = {
         FILES[0]: RandomFile(voxcpm2_shapes(config), dtype),
         VAE_FILES[0]: RandomFile(
-            audio_vae_shapes(config.vae), torch.float32, _vae_spread, {BOUNDARIES: boundaries}
+            audio_vae_shapes(config.vae), torch.float32, spread, {BOUNDARIES: boundaries}
         ),
     }
     documents = {CONFIG_FILE: config_json(config), TOKENIZER_FILE: tokenizer_json()}
     write_random_folder(path, files, documents, seed=seed, device=device)
 
 
-def _vae_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return the mean and the deviation of a random weight of the audio VAE. Weights that scale a signal are near 1.
+def config_json(config: VoxCpm2Config) -> dict[str, object]:
+    """Return the content of the config.json that describes a model; the inverse of `recognise.read_config`."""
+    base, vae = config.base, config.vae
+    return {
+        "architecture": ARCHITECTURE,
+        "lm_config": {
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "hidden_size": base.dim,
+            "intermediate_size": base.ffn_dim,
+            "max_position_embeddings": config.rope.max_positions,
+            "num_attention_heads": base.heads,
+            "num_hidden_layers": base.layers,
+            "num_key_value_heads": base.kv_heads,
+            "rms_norm_eps": base.norm_eps,
+            "rope_theta": config.rope.theta,
+            "kv_channels": base.head_dim,
+            "rope_scaling": {
+                "type": "longrope",
+                "long_factor": list(config.rope.long_factors),
+                "short_factor": list(config.rope.short_factors),
+                "original_max_position_embeddings": config.rope.original_positions,
+            },
+            "vocab_size": config.vocab_size,
+            "use_mup": base.scale_depth is not None,
+            "scale_emb": config.embed_scale,
+            "dim_model_base": 256,
+            "scale_depth": 1.4 if base.scale_depth is None else base.scale_depth,
+        },
+        "patch_size": config.patch_size,
+        "feat_dim": config.latent_dim,
+        "scalar_quantization_latent_dim": config.fsq_dim,
+        "scalar_quantization_scale": config.fsq_scale,
+        "residual_lm_num_layers": config.residual.layers,
+        "residual_lm_no_rope": not config.residual_rope,
+        "encoder_config": _local_json(config.encoder),
+        "dit_config": {
+            **_local_json(config.decoder),
+            "dit_mean_mode": config.mean_mode,
+            "cfm_config": {
+                "sigma_min": 1e-6,
+                "solver": "euler",
+                "t_scheduler": "log-norm",
+                "inference_cfg_rate": 2.0,
+            },
+        },
+        "audio_vae_config": {
+            "encoder_dim": vae.encoder_dim,
+            "encoder_rates": list(vae.encoder_rates),
+            "latent_dim": vae.latent_dim,
+            "decoder_dim": vae.decoder_dim,
+            "decoder_rates": list(vae.decoder_rates),
+            "sr_bin_boundaries": list(vae.rate_boundaries),
+            "sample_rate": vae.sample_rate,
+            "out_sample_rate": vae.out_sample_rate,
+        },
+        "max_length": config.max_length,
+        "device": "cuda",
+        "dtype": config.dtype,
+    }
 
-    The lengths of the VAE's weight norms are less than 1: with 1 activations grow to 200, and every sample is -1 or 1.
-    """
-    if name.endswith("weight_g"):
-        return 0.7, 0.07
-    if name.endswith(("alpha", "scale_embed.weight")):
-        return 1.0, 0.1
-    return (0.0, 0.1) if name.endswith("bias_embed.weight") else plain_spread(name, shape)
+
+def _local_json(net: NetConfig) -> dict[str, object]:
+    return {
+        "hidden_dim": net.dim,
+        "ffn_dim": net.ffn_dim,
+        "num_heads": net.heads,
+        "num_layers": net.layers,
+        "kv_channels": net.head_dim,
+    }
 
 
 def tokenizer_json() -> dict[str, object]:
