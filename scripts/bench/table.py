@@ -34,15 +34,9 @@ LARGE = "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21"
 HUGE = "S5: wan-14b, 480x832, chunk 3, ring 21"
 SMALL = "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12"
 WORLD = "lingbot-v2-fast, 480x832, chunk 4, ring 12, sink 6, fp4 cache, fp8 matmuls, resident window"
-PASSES = "3 passes and context, fp4 cache, fp8 matmuls, resident window"
-GAME = f"matrix-game-2-universal, 352x640, chunk 3, ring 6, {PASSES}"
 MINWM = (
     "minwm-camera-1.3b, 480x832, chunk 4, ring 20, 4 passes and context, fp4 cache, fp8 matmuls, resident window, "
     "Wan VAE, 1 rows"
-)
-MATRIX_GAME = (
-    "matrix-game-2-universal, 352x640, chunk 3, ring 6, 3 passes and context, fp4 cache, fp8 matmuls, resident window, "
-    "Wan VAE, by single latents, 1 rows"
 )
 TALK = (
     "seko-talk-14b, 832x480, chunk 3, ring 20, sink 1, reference 1, 4 passes, fp4 cache, fp8 matmuls, fp8 attention, "
@@ -157,19 +151,9 @@ MISSED: tuple[FigureLine, ...] = (
         (("h200", "lingbot_vs_compiled", f"{WORLD}, camera once a chunk"),),
     ),
     (
-        "Matrix-Game 2.0: time of a chunk; compiled and captured by hand = 1",
-        "{:.3f}",
-        (("h200", "mg2_step_vs_compiled", f"{GAME}, 1 rows"),),
-    ),
-    (
         "minWM: video frames a second",
         "{:.1f}",
         (("h200", "minwm_fps", MINWM),),
-    ),
-    (
-        "Matrix-Game 2.0: key to the first picture that follows it; a chunk = 1",
-        "{:.2f}",
-        (("h200", "serve_key_to_picture", MATRIX_GAME),),
     ),
     (
         "Seko-Talk: time of a step; compiled and captured by hand = 1",

@@ -12,7 +12,7 @@ import importlib.util
 import json
 import sys
 import time
-import types
+from importlib.machinery import ModuleSpec
 
 import torch
 
@@ -22,11 +22,11 @@ LATENT_HEIGHT, LATENT_WIDTH = 60, 104
 
 def stand_in_for_s3() -> None:
     """Let the package be imported without boto3, which it uses to read weights from S3 alone."""
-    if importlib.util.find_spec("boto3") is None:
-        exceptions = types.ModuleType("botocore.exceptions")
-        exceptions.ClientError = type("ClientError", (Exception,), {})  # type: ignore[attr-defined]
-        names = {"boto3": types.ModuleType("boto3"), "botocore": types.ModuleType("botocore")}
-        sys.modules.update({**names, "botocore.exceptions": exceptions})
+    if importlib.util.find_spec("boto3") is not None:
+        return
+    for name in ("boto3", "botocore", "botocore.exceptions"):
+        sys.modules[name] = importlib.util.module_from_spec(ModuleSpec(name, None))
+    sys.modules["botocore.exceptions"].ClientError = type("ClientError", (Exception,), {})  # type: ignore[attr-defined]
 
 
 def main() -> None:
