@@ -55,12 +55,18 @@ def codes_of(controls: Controls) -> dict[str, str]:
 
 
 class SekoWorld:
-    """An artifact as liveframe's `WorldBackend`: a session a case, a chunk a step."""
+    """An artifact as liveframe's `WorldBackend`: a session a case, a chunk a step.
 
-    def __init__(self) -> None:
-        if ARTIFACT not in os.environ:
+    Parameters
+    ----------
+    folder : Path, optional
+        The artifact's folder; default: the one that the environment names.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        if folder is None and ARTIFACT not in os.environ:
             raise SystemExit(f"set {ARTIFACT} to the folder of an artifact")
-        self._folder = Path(os.environ[ARTIFACT])
+        self._folder = Path(os.environ[ARTIFACT]) if folder is None else folder
         self._artifact: Any = None
         self._session: Any = None
         self._steps = 0

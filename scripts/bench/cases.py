@@ -55,6 +55,7 @@ SERVE = {"preset": "self-forcing-1.3b", "misses_of": 1_200, "misses_s3_of": 3_00
 SERVE |= {"overhead_seconds": 20.0}
 SERVE_TRIAL = {"preset": "tiny", "misses_s3_of": 4}
 WORLDS = {"chunks": 20, "presses": 50, "sessions": 4, "misses_of": 2_000}
+TINY_WORLDS = ("matrix-game-tiny", "minwm-tiny", "abot-tiny", "lingbot-tiny")
 RANKS = {"preset": "wan-14b", "ranks": 2, "layers": 0, "chunks": 20, "steady": 6, "busy": 0}
 
 CASES: Mapping[str, Case] = {
@@ -164,6 +165,10 @@ CASES: Mapping[str, Case] = {
     "minwm": Case(
         "minwm_fps", "worlds", WORLDS | {"preset": "minwm-camera-1.3b", "parts": ("fps",)},
         {"preset": "minwm-tiny", "chunks": 2},
+    ),
+    "liveframe": Case(
+        "liveframe_failures, of tiny models of random weights on any machine; wants liveframe[world]", "liveframe",
+        {"models": TINY_WORLDS}, {}, builds=False,
     ),
     "worlds_sessions": Case(
         "worlds_sessions, worlds_misses", "worlds",
