@@ -177,7 +177,8 @@ class SessionStats:
 
     ``graph_launches`` counts launches of captured chunks. ``graph_launches`` equals ``chunks`` with a backend that
     captures CUDA graphs, unless a call takes several launches. A call may take several launches if it has full and
-    filling caches, or first and later chunks. ``graph_launches`` does not include launches of captured decoding.
+    filling caches, or first and later chunks, and takes two if chunks are decoded in parts, where the context pass is
+    launched behind the decoding. ``graph_launches`` does not include launches of captured decoding.
     ``prompt_cache_hits`` and ``prompt_cache_misses`` count the prompts of sessions.
     """
 
