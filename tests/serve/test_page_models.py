@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import base64
+import json
 import signal
 import time
 import wave
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
 import torch
 
 from scripts.random_speech import write_random_voxcpm2
+from seko_serve.client import Client
 from seko_serve.live.device import pool_of
 from seko_serve.video.content import VideoContent
 from tests.support.shared import made_once
@@ -23,6 +26,7 @@ from .artifacts import ENVIRONMENT, make_sample, make_talk, make_way, make_world
 from .browser import Page, browser_path, open_page
 from .conftest import Starter
 from .processes import free_port, served
+from .test_server import http
 
 pytestmark = [
     pytest.mark.slow,
@@ -168,6 +172,75 @@ def test_a_world_plays_in_order_moves_as_keys_say_and_changes_with_the_sentence(
         page.value("document.getElementById('record').click(); true")
         page.until("Number(document.body.dataset.saved) > 1000")
         assert page.problems == []
+
+
+# Plays a session by WebRTC, and keeps its frames: the time of each, and its pixels.
+PLAY = """
+(async () => {
+  const video = document.body.appendChild(document.createElement('video')), pc = new RTCPeerConnection();
+  const canvas = document.createElement('canvas'), context = canvas.getContext('2d', {willReadFrequently: true});
+  video.muted = video.autoplay = true;
+  window.seen = [];
+  window.steering = pc.createDataChannel('controls');
+  const keep = (_, {mediaTime}) => {
+    [canvas.width, canvas.height] = [video.videoWidth, video.videoHeight];
+    context.drawImage(video, 0, 0);
+    const data = context.getImageData(0, 0, canvas.width, canvas.height).data;
+    seen.push([mediaTime, btoa(Array.from(data, (b) => String.fromCharCode(b)).join(''))]);
+    video.requestVideoFrameCallback(keep);
+  };
+  video.requestVideoFrameCallback(keep);
+  pc.addTransceiver('video', {direction: 'recvonly'});
+  pc.ontrack = (event) => { video.srcObject = new MediaStream([event.track]); };
+  await pc.setLocalDescription(await pc.createOffer());
+  if (pc.iceGatheringState !== 'complete') await new Promise((done) => {
+    pc.onicegatheringstatechange = () => pc.iceGatheringState === 'complete' && done();
+  });
+  const answer = await fetch('/v1/sessions/SESSION/whep', {method: 'POST', body: pc.localDescription.sdp,
+    headers: {'content-type': 'application/sdp'}});
+  await pc.setRemoteDescription({type: 'answer', sdp: await answer.text()});
+  return answer.status;
+})()
+"""
+
+
+def shift(page: Page, fps: int) -> float:
+    """By how many pixels the picture moves to the right in 4 frames, for a player's newest ones."""
+    seen = page.value(f"seen.slice(-{fps})")
+    side = page.value("document.querySelector('video').videoWidth")
+    frames = [
+        (time, np.frombuffer(base64.b64decode(data), np.uint8).reshape(-1, side, 4)[:, :, :3])
+        for time, data in seen
+    ]
+    shifts = [
+        moved(before, after)[0]
+        for begun, before in frames
+        for ended, after in frames
+        if round((ended - begun) * fps) == 4
+    ]
+    return float(np.median(shifts)) if shifts else np.nan
+
+
+def test_a_player_by_webrtc_sees_a_world_for_twenty_seconds_and_moves_it(world: Path) -> None:
+    pytest.importorskip("aiortc")
+    with served(world / "artifact") as (url, _):
+        with Client(url) as client:
+            example = client.example()
+        body, kind = json.dumps(example).encode(), {"content-type": "application/json"}
+        with urlopen(Request(f"{url}v1/sessions", body, kind), timeout=120) as answer:
+            opened = json.load(answer)
+        fps = round(http(f"{url}v1/models")[1]["data"][0]["fps"])
+        with open_page(f"{url}health", "--disable-features=WebRtcHideLocalIpsWithMdns") as page:
+            assert page.value(PLAY.replace("SESSION", opened["id"])) == 201
+            page.until("steering.readyState === 'open'")
+            for held, low, high in ([], 0, 0), (["KeyD"], -10, -4), (["KeyA"], 4, 10):
+                keys = json.dumps({"type": "keys", "id": str(held), "held": held})
+                page.value(f"steering.send({json.dumps(keys)}); true")
+                end = time.monotonic() + 120
+                while not low <= (found := shift(page, fps)) <= high:
+                    assert time.monotonic() < end, (held, found)
+            page.until("seen.at(-1)[0] - seen[0][0] > 20")
+            assert page.problems == []
 
 
 def test_a_portrait_is_seen_and_its_voice_heard_on_one_clock(talk: Path, tmp_path: Path) -> None:
