@@ -17,12 +17,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from scripts.bench.cases import CASES
-
-ROOT = Path(__file__).parents[2]
+from scripts.bench.cases import CASES, ROOT, Case
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,7 +84,7 @@ def run(name: str, options: argparse.Namespace) -> int:
     own = argparse.Namespace(
         case=name,
         work=options.work / (case.folder or name),
-        rows=options.rows or rows_of_this_machine(),
+        rows=options.rows or ROOT / "docs" / "benchmarks" / f"{case.rows or this_machine()}.jsonl",
         seconds=options.seconds - case.reserve_s,
         prepare=options.prepare,
         trial=options.trial,
@@ -94,14 +93,19 @@ def run(name: str, options: argparse.Namespace) -> int:
         **given,
     )
     own.work.mkdir(parents=True, exist_ok=True)
-    return importlib.import_module(f"scripts.bench.{case.module}").run(own) or 0
+    return module_of(case).run(own) or 0
 
 
-def rows_of_this_machine() -> Path:
-    """Return the file of docs/benchmarks that has the rows of this machine's GPU, or of a CPU."""
+def module_of(case: Case) -> Any:
+    """Return a case's module, imported."""
+    return importlib.import_module(case.module if "." in case.module else f"scripts.bench.{case.module}")
+
+
+def this_machine() -> str:
+    """Return the name of the file of docs/benchmarks that has the rows of this machine's GPU, or of a CPU."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     model = re.search(r"\b[A-Z]+\d+\w*", name)
-    return ROOT / "docs" / "benchmarks" / f"{model[0].lower() if model else 'cpu'}.jsonl"
+    return model[0].lower() if model else "cpu"
 
 
 if __name__ == "__main__":

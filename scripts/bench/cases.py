@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TABLES = Path(__file__).parents[2] / "kernels" / "seko_kernels"
+ROOT = Path(__file__).parents[2]
+TABLES = ROOT / "kernels" / "seko_kernels"
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Case:
     what : str
         The rows or tables that it writes.
     module : str
-        Its module in `scripts.bench`.
+        Its module, in `scripts.bench` unless it has a dot.
     options : mapping
         What is measured.
     trial : mapping or None
@@ -34,6 +35,8 @@ class Case:
         Of its builds in the work folder; cases with the same share them. Default: the case's name.
     reserve_s : float
         Seconds of the budget that are kept for what ends after it.
+    rows : str
+        Name of the file of docs/benchmarks for its rows, if it is not this machine's.
     """
 
     what: str
@@ -43,6 +46,7 @@ class Case:
     builds: bool = True
     folder: str = ""
     reserve_s: float = 0.0
+    rows: str = ""
 
 
 PEERS = {"peers": ("B3",), "engines": ("fp4_fp8_resident",), "extras": (), "chunks": 20}
@@ -56,6 +60,15 @@ SERVE |= {"overhead_seconds": 20.0}
 SERVE_TRIAL = {"preset": "tiny", "misses_s3_of": 4}
 WORLDS = {"chunks": 20, "presses": 50, "sessions": 4, "misses_of": 2_000}
 TINY_WORLDS = ("matrix-game-tiny", "minwm-tiny", "abot-tiny", "lingbot-tiny")
+# Held-out prompts of the sample. What is on a CPU runs by the kernels' references.
+QUALITY = {"sample": ROOT / "seko_export" / "sample", "device": "cpu", "prompts": 8}
+
+
+def _quality(what: str, module: str, trial: Mapping[str, Any], **options: Any) -> Case:
+    module = f"scripts.kv_quality.{module}"
+    return Case(what, module, QUALITY | options, trial, builds=False, rows="kv-quality")
+
+
 RANKS = {"preset": "wan-14b", "ranks": 2, "layers": 0, "chunks": 20, "steady": 6, "busy": 0}
 
 CASES: Mapping[str, Case] = {
@@ -209,6 +222,31 @@ CASES: Mapping[str, Case] = {
     "ranks_decode": Case(
         "spN_vae", "ranks", RANKS | {"parts": ("decode",), "vae": "wan-2.1", "height": 480, "width": 832},
         {"height": 32, "width": 64, "steady": 2}, folder="ranks",
+    ),
+    # What is lost by rounding, on the sample
+    "quality": _quality(
+        "kv_*, and the pictures of docs/kv-quality.md", "caches",
+        {"device": "cpu", "prompts": 1, "chunks": (2, 4), "kv": ("fp4",), "captured_prompts": 1, "captured_chunk": 4,
+         "pictures": None},
+        device="cuda", prompts=200, batch=200, chunks=(7, 20, 100), kv=None, captured_prompts=8, captured_chunk=19,
+        pictures=ROOT / "docs" / "images",
+    ),
+    "quality_fused": _quality(
+        "fused_step_error, fused_psnr_loss, fused_following", "fp8_attention", {"prompts": 2, "chunks": 2},
+        prompts=72, chunks=7, planted=False,
+    ),
+    "quality_planted": _quality(
+        "fused_step_error with outlier channels", "fp8_attention", {"prompts": 2}, prompts=4, chunks=0,
+        planted=True,
+    ),
+    "quality_reuse": _quality(
+        "context_latent_error, context_following", "context_reuse", {"prompts": 1, "chunks": 5}, chunks=20
+    ),
+    "quality_sink": _quality(
+        "averaged_sink_*", "averaged_sink", {"prompts": 1, "chunks": 4}, prompts=4, chunks=20
+    ),
+    "quality_vae_fp8": _quality(
+        "vae_fp8_psnr of the sample's decoder", "fp8_vae", {"prompts": 1, "chunks": 1}, prompts=4, chunks=2
     ),
     # Tables of tile sizes, which builds read
     "kernels": Case(

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The figures that only a GPU gives, on a GPU box with its own torch: the cases of scripts/bench/cases.py that stand in
-# `lanes` below, and `quality`, the caches' pictures. Rows are appended to the file of docs/benchmarks/ of this GPU.
+# `lanes` below. Rows are appended to the file of docs/benchmarks/ of this GPU.
 #     SEKO_PYTHON=/path/to/python bash scripts/gpu/benchmarks.sh [--prepare] [CASE...]    without: all, in this order
 # --prepare only builds what the cases measure; run the same without it afterwards. While a case measures, nothing
 # should be built on its GPU: that has doubled the times of eager models. Three cases build side by side, and those of
@@ -30,12 +30,7 @@ work=${SEKO_WORK:-/tmp/seko-bench} seconds=${SEKO_SECONDS:-480}
 mkdir -p "$work"
 
 section() { # CASE: as scripts/bench/cases.py has it; a child that hangs is ended
-    case $1 in
-    quality) timeout --kill-after=10 "$seconds" "$PYTHON" -m scripts.kv_quality --sample seko_export/sample \
-        --rows docs/benchmarks/kv-quality.jsonl --pictures docs/images --prompts 200 --chunks 7,20,100 --batch 200 --device cuda ;;
-    *) timeout --kill-after=10 "$seconds" "$PYTHON" -m scripts.bench "$1" --work "$work" --seconds "$seconds" \
-        "${prepare[@]}" ;;
-    esac
+    timeout --kill-after=10 "$seconds" "$PYTHON" -m scripts.bench "$1" --work "$work" --seconds "$seconds" "${prepare[@]}"
 }
 
 lane() { # GPU NAMES...: its sections that are wanted, one after another; returns how many failed

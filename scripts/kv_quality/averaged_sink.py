@@ -1,19 +1,15 @@
 """What `--sink-average` changes beside a sink that stays as it was: how far the sink moves, and the latents.
 
-    python -m scripts.kv_quality.averaged_sink --sample seko_export/sample --rows docs/benchmarks/kv-quality.jsonl
-
 The sample runs in Reward Forcing's layout: a sink of 3 latent frames, a ring of 6, positions within the window, weight
 0.001. "exact": averages in float32. "bfloat16": the sink moves by what the authors' arithmetic, which rounds each
-product and their sum to bfloat16, moves it by; the stream is the same otherwise. The last line of output is JSON.
+product and their sum to bfloat16, moves it by; the stream is the same otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -31,23 +27,21 @@ WEIGHT = 0.001
 SIDES = ("caches.k", "caches.v")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure streams with an averaged and with a fixed sink, append rows where that is asked for."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.kv_quality.averaged_sink", description=__doc__)
-    parser.add_argument("--sample", type=Path, required=True, help="folder that export_sample.py wrote")
-    parser.add_argument("--prompts", type=int, default=4, help="held-out ones, a stream each, all at once")
-    parser.add_argument("--chunks", type=int, default=20, help="length of the streams; 4 or more")
-    parser.add_argument("--rows", type=Path, help="docs/benchmarks/NAME.jsonl, appended to")
-    options = parser.parse_args(arguments)
-    if options.prompts < 1 or options.chunks < 4:
-        parser.error("--prompts: at least 1; --chunks: at least 4, with which the fourth evicts a chunk")
-    report = measure(open_sample(options.sample), options.prompts, options.chunks)
-    if options.rows is not None:
-        _append_rows(report, options.rows)
-    print(json.dumps(report))
+@torch.no_grad()
+def run(options: argparse.Namespace) -> None:
+    """Measure streams of ``prompts``, ``chunks`` long (4 or more: the fourth evicts a chunk), with an averaged and with
+    a fixed sink."""
+    counts = {"prompts": options.prompts, "weight": WEIGHT}
+    for name, figures in measure(open_sample(options.sample), options.prompts, options.chunks).items():
+        shape = f"sample, sink 3, ring 6, {name} averages, after {options.chunks} chunks"
+        for figure, unit in (
+            ("latents", "relative, against a fixed sink, mean of prompts"),
+            ("moved", "of the sink's keys and values, relative"),
+        ):
+            append_row(options.rows, f"averaged_sink_{figure}", shape, figures[figure], unit, None, **counts)
 
 
-def measure(sample: Sample, count: int, chunks: int) -> dict[str, object]:
+def measure(sample: Sample, count: int, chunks: int) -> dict[str, dict[str, float]]:
     """Return for each arithmetic how far the latents of the last chunk are from those with a fixed sink, as a mean over
     prompts, and how far the sink has moved, as a mean over layers, keys and values; both relative."""
     prompts = draw_prompts(count, 0, held_out=True)
@@ -60,9 +54,9 @@ def measure(sample: Sample, count: int, chunks: int) -> dict[str, object]:
         moved = torch.stack([relative_error(*pair).mean() for pair in zip(sinks, still, strict=True)])
         ways[name] = {
             "latents": float(relative_error(latents, fixed).mean()),
-            "sink": float(moved.mean()),
+            "moved": float(moved.mean()),
         }
-    return {"prompts": count, "chunks": chunks, "ways": ways}
+    return ways
 
 
 def reward_forcings(config: VideoBuild) -> VideoBuild:
@@ -124,33 +118,3 @@ def in_bfloat16(config: VideoBuild) -> Callable[[Engine], Engine]:
         return average
 
     return around
-
-
-def _append_rows(report: dict[str, object], rows: Path) -> None:
-    ways: dict[str, dict[str, float]] = report["ways"]  # type: ignore[assignment]
-    counts = {"prompts": report["prompts"], "weight": WEIGHT}
-    for name, figures in ways.items():
-        shape = f"sample, sink 3, ring 6, {name} averages, after {report['chunks']} chunks"
-        append_row(
-            rows,
-            "averaged_sink_latents",
-            shape,
-            figures["latents"],
-            "relative, against a fixed sink, mean of prompts",
-            None,
-            **counts,
-        )
-        append_row(
-            rows,
-            "averaged_sink_moved",
-            shape,
-            figures["sink"],
-            "of the sink's keys and values, relative",
-            None,
-            **counts,
-        )
-
-
-if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    main()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from scripts.kv_quality.measures import psnr, relative_error, ssim
+from scripts.kv_quality.measures import psnr, relative_error
 from scripts.kv_quality.sample import DECODE_ROWS, Sample, decoded
 from scripts.train_sample.captions import parse
 from scripts.train_sample.judge import CLIP_LATENTS, Verdict, judge
@@ -16,17 +16,6 @@ from scripts.train_sample.judge import CLIP_LATENTS, Verdict, judge
 WINDOW_CHUNKS = 7  # "after N chunks" is measured over the last of these
 WARMUP_CHUNKS = 2  # decoded before the window and dropped, where it does not begin the stream
 JUDGED_FRAMES = 4 * CLIP_LATENTS - 3  # at either end of the stream
-
-
-@dataclass
-class After:
-    """Measurements after some chunks, each [prompts]; the error of the latents also as a mean over all chunks so
-    far."""
-
-    latent_error: Tensor
-    latent_error_so_far: Tensor
-    psnr: Tensor
-    ssim: Tensor
 
 
 @dataclass
@@ -47,10 +36,10 @@ def compare(
     latents: dict[str, Tensor],
     exact: str,
     prompts: list[str],
-    chunks: list[int],
+    chunks: Sequence[int],
     device: str,
     show: Callable[[str], None],
-) -> tuple[dict[str, dict[int, After]], dict[str, Judged]]:
+) -> tuple[dict[str, dict[int, Tensor]], dict[str, Judged]]:
     """Measure every stream against the exact one.
 
     Parameters
@@ -63,7 +52,7 @@ def compare(
         Its name.
     prompts : list of str
         What the streams were asked for.
-    chunks : list of int
+    chunks : sequence of int
         After how many to look, rising; the first within `WINDOW_CHUNKS`, so that its window begins the stream.
     device : str
         Where frames are decoded and compared.
@@ -73,13 +62,13 @@ def compare(
     Returns
     -------
     after : dict
-        By format (the exact one too: all zeros), by chunk count.
+        By format (the exact one too), by chunk count: the PSNR of each prompt's frames, [prompts].
     judged : dict
         By format.
     """
     size = sample.stream.chunk_frames
     wanted = [parse(prompt) for prompt in prompts]
-    after: dict[str, dict[int, After]] = {name: {} for name in latents}
+    after: dict[str, dict[int, Tensor]] = {name: {} for name in latents}
     judged = {name: Judged([], []) for name in latents}
     for count in chunks:
         begin = max(0, count - WINDOW_CHUNKS)
@@ -89,29 +78,17 @@ def compare(
         pictures: dict[str, list[Tensor]] = {name: [] for name in latents}
         for rows in torch.arange(len(prompts)).split(DECODE_ROWS):
             show(f"after {count} chunks: prompts {int(rows[0])}..{int(rows[-1])} of {len(prompts)}")
-            videos = {}
+            truth = decoded(decode, latents[exact][rows, :, part])[:, :, 4 * warm * size :]
             for name, x in latents.items():
                 video = decoded(decode, x[rows, :, part])[:, :, 4 * warm * size :]
-                videos[name] = video
+                asked = [wanted[row] for row in rows.tolist()]
                 if count == chunks[0]:
-                    first = video[:, :, :JUDGED_FRAMES]
-                    judged[name].start += [judge(first[i], wanted[r]) for i, r in enumerate(rows.tolist())]
+                    judged[name].start += map(judge, video[:, :, :JUDGED_FRAMES], asked)
                 if count == chunks[-1]:
-                    last = video[:, :, -JUDGED_FRAMES:]
-                    judged[name].end += [judge(last[i], wanted[r]) for i, r in enumerate(rows.tolist())]
-            truth = videos[exact].to(device)
-            for name, video in videos.items():
-                there = video.to(device)
-                pictures[name].append(torch.stack((psnr(there, truth), ssim(there, truth))).cpu())
-        for name, x in latents.items():
-            window = slice(begin * size, count * size)
-            frames = torch.cat(pictures[name], dim=1)
-            after[name][count] = After(
-                relative_error(x[:, :, window], latents[exact][:, :, window]),
-                relative_error(x[:, :, : count * size], latents[exact][:, :, : count * size]),
-                frames[0],
-                frames[1],
-            )
+                    judged[name].end += map(judge, video[:, :, -JUDGED_FRAMES:], asked)
+                pictures[name].append(psnr(video, truth))
+        for name, of_name in pictures.items():
+            after[name][count] = torch.cat(of_name)
     return after, judged
 
 

@@ -1,19 +1,16 @@
 """The cost of leaving out the context pass (`--context reuse`): errors with equal latents, and prompts followed.
 
-    python -m scripts.kv_quality.context_reuse --sample seko_export/sample --rows docs/benchmarks/kv-quality.jsonl
-
 With equal latents: every pass of a stream gets the latents of the stream with context passes, and its own result is
 compared with that stream's, so that an error does not feed on itself. An FP4 cache is measured alike, for comparison.
-Prompts are judged on streams that run freely. The last line of output is JSON.
+Prompts are judged on streams that run freely.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -24,7 +21,7 @@ from scripts.kv_quality.compare import JUDGED_FRAMES
 from scripts.kv_quality.fp8_attention import followed
 from scripts.kv_quality.measures import relative_error
 from scripts.kv_quality.sample import Sample, decoded, draw_prompts, open_sample
-from scripts.kv_quality.streams import Scales, run_stream
+from scripts.kv_quality.streams import Scales, first_full_chunk, run_stream, weights_with
 from seko_export.config.stream import REUSE
 from seko_export.config.video import VideoBuild
 from seko_export.goldens.eager import Engine
@@ -34,24 +31,22 @@ PASS, REUSED, FP4 = "context pass", "context reuse", "fp4"
 ADVANCE = "advance"  # the engine that ends each pass; its first result are the next pass's latents
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure streams without a context pass beside those with one, append rows where that is asked for."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.kv_quality.context_reuse", description=__doc__)
-    parser.add_argument("--sample", type=Path, required=True, help="folder that export_sample.py wrote")
-    parser.add_argument("--prompts", type=int, default=8, help="held-out ones, a stream each, all at once")
-    parser.add_argument("--chunks", type=int, default=20, help="length of the streams; 5 or more")
-    parser.add_argument("--rows", type=Path, help="docs/benchmarks/NAME.jsonl, appended to")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    options = parser.parse_args(arguments)
-    if options.prompts < 1 or options.chunks < 5:
-        parser.error("--prompts: at least 1; --chunks: at least 5, as long as a judged clip")
-    report = measure(open_sample(options.sample), options.prompts, options.chunks, options.device)
-    if options.rows is not None:
-        _append_rows(report, options.rows)
-    print(json.dumps(report))
+@torch.no_grad()
+def run(options: argparse.Namespace) -> None:
+    """Measure streams of ``prompts``, ``chunks`` long (5 or more, as a judged clip), without a context pass beside
+    those with one."""
+    ways = measure(open_sample(options.sample), options.prompts, options.chunks, options.device)
+    counts = {"prompts": options.prompts, "chunks": options.chunks}
+    unit = "relative, equal latents in each pass, mean of prompts"
+    for name, part in product((REUSED, FP4), ("filling", "full")):
+        shape = f"sample, {name}, cache {part}"
+        append_row(options.rows, "context_latent_error", shape, ways[name][part], unit, None, **counts)
+    for name, end in product((PASS, REUSED), ("start", "end")):
+        shape, share = f"sample, {name}, {end} of the stream", ways[name][end]
+        append_row(options.rows, "context_following", shape, share, "% of prompts followed", None, **counts)
 
 
-def measure(sample: Sample, count: int, chunks: int, device: str) -> dict[str, object]:
+def measure(sample: Sample, count: int, chunks: int, device: str) -> dict[str, dict[str, float]]:
     """Return for each way to fill the cache its error with equal latents, as a mean over prompts: of the ends of chunks
     while the cache fills, and once it is full. Also the per cent of prompts that are followed at both ends of streams
     that run freely."""
@@ -62,7 +57,7 @@ def measure(sample: Sample, count: int, chunks: int, device: str) -> dict[str, o
     fp4 = usual.changed(kv_scheme="fp4")
     scales = built_scales(fp4.kv, sample, device)
     teacher = [latents for _, latents in passes_of(sample, usual, text, seeds, chunks)]
-    full = -(-usual.workload.stream.cache_frames // usual.workload.stream.chunk_frames)
+    full = first_full_chunk(usual)
     passes = len(sample.schedule.timesteps)
     figures: dict[str, dict[str, float]] = {PASS: {}}
     for name, config, constants in ((REUSED, reused, None), (FP4, fp4, scales)):
@@ -79,7 +74,7 @@ def measure(sample: Sample, count: int, chunks: int, device: str) -> dict[str, o
             "start": followed(video[:, :, :JUDGED_FRAMES], prompts),
             "end": followed(video, prompts),
         }
-    return {"prompts": count, "chunks": chunks, "ways": figures}
+    return figures
 
 
 def passes_of(
@@ -93,9 +88,7 @@ def passes_of(
 ) -> list[tuple[Tensor, Tensor]]:
     """Return for each pass its resulting latents [B, C, F, h, w], and those with which the stream went on: the
     ``teacher``'s, if there is one, else its own."""
-    weights = sample.weights(config)
-    for layer, constants in enumerate(scales or []):
-        weights |= {f"blocks.{layer}.kv.{name}": t.to(config.target.device) for name, t in constants.items()}
+    weights = weights_with(sample, config, scales)
     results: list[tuple[Tensor, Tensor]] = []
 
     def around(engine: Engine) -> Engine:
@@ -111,35 +104,3 @@ def passes_of(
         for _ in range(chunks):
             session.run_chunk()
     return results
-
-
-def _append_rows(report: dict[str, object], rows: Path) -> None:
-    ways: dict[str, dict[str, float]] = report["ways"]  # type: ignore[assignment]
-    counts = {"prompts": report["prompts"], "chunks": report["chunks"]}
-    for name in (REUSED, FP4):
-        for part in ("filling", "full"):
-            append_row(
-                rows,
-                "context_latent_error",
-                f"sample, {name}, cache {part}",
-                ways[name][part],
-                "relative, equal latents in each pass, mean of prompts",
-                None,
-                **counts,
-            )
-    for name in (PASS, REUSED):
-        for end in ("start", "end"):
-            append_row(
-                rows,
-                "context_following",
-                f"sample, {name}, {end} of the stream",
-                ways[name][end],
-                "% of prompts followed",
-                None,
-                **counts,
-            )
-
-
-if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    main()

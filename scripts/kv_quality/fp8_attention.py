@@ -1,18 +1,13 @@
 """The cost of fused layers over an FP4 cache, compared with plain layers: errors against an exact cache, PSNR, prompts.
 
-    python -m scripts.kv_quality.fp8_attention --sample seko_export/sample --prompts 72 --chunks 1,7
-    python -m scripts.kv_quality.fp8_attention --sample seko_export/sample --prompts 4 --chunks 1,7,20 --planted
-
-The bar is what the fused path may lose beside the plain one: 0.5 dB. With `--planted` weights of the sample's sizes are
-drawn, with outlier channels in keys and values; no picture is made of those. The last line of output is JSON.
+The bar is what the fused path may lose beside the plain one: 0.5 dB. With ``planted`` weights of the sample's sizes are
+drawn, with outlier channels in keys and values; no picture is made of those.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,7 +17,7 @@ from scripts.kv_quality.activations import built_scales
 from scripts.kv_quality.compare import JUDGED_FRAMES
 from scripts.kv_quality.measures import psnr, relative_error
 from scripts.kv_quality.sample import Sample, decoded, draw_prompts, open_sample
-from scripts.kv_quality.streams import Scales, run_stream
+from scripts.kv_quality.streams import Scales, run_stream, weights_with
 from scripts.train_sample.captions import parse
 from scripts.train_sample.judge import judge
 from seko_export.checkpoints.random import random_weight
@@ -37,32 +32,32 @@ EXACT, PLAIN, FUSED = "exact", "fp4, plain layers", "fp4, 8-bit attention"
 OUTLIERS = (8, 32)  # how many times as large, and every how many channels
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run every way to compute, print how far each is from the exact track, append rows where that is asked for."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.kv_quality.fp8_attention", description=__doc__)
-    parser.add_argument("--sample", type=Path, required=True, help="folder that export_sample.py wrote")
-    parser.add_argument(
-        "--prompts", type=int, default=8, help="held-out ones, a stream each, all at once; 2 or more"
-    )
-    parser.add_argument("--chunks", default="1,7", help="after how many to look, rising")
-    parser.add_argument("--planted", action="store_true", help="random weights with outlier channels")
-    parser.add_argument(
-        "--latents",
-        action="store_true",
-        help="no pictures, so no PSNR and no judge; always so with --planted",
-    )
-    parser.add_argument("--rows", type=Path, help="docs/benchmarks/NAME.jsonl, appended to")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    options = parser.parse_args(arguments)
-    options.chunks = [int(count) for count in options.chunks.split(",")]
-    if options.prompts < 2:
-        parser.error("--prompts: a mean of one has no error")
-    options.latents |= options.planted
+@torch.no_grad()
+def run(options: argparse.Namespace) -> None:
+    """Measure how far each way to compute is from the exact track.
+
+    Streams of ``prompts`` (2 or more: a mean of one has no error) are ``chunks`` long.
+    """
     sample = open_sample(options.sample)
-    report = measure(planted(sample) if options.planted else sample, options)
-    if options.rows is not None:
-        _append_rows(report, options)
-    print(json.dumps(report))
+    ways = measure(planted(sample) if options.planted else sample, options)
+    model, after = (
+        "random, outlier channels" if options.planted else "sample",
+        f"after {options.chunks} chunks",
+    )
+
+    def row(figure: str, of: str, value: float, unit: str, bar: float | None = None, **more: float) -> None:
+        append_row(options.rows, figure, f"{model}, {of}", value, unit, bar, prompts=options.prompts, **more)
+
+    for way, measured in ways.items():
+        if "step" in measured:
+            row("fused_step_error", way, measured["step"], ERROR_UNIT)
+        if "followed" in measured:
+            row("fused_following", f"{way}, {after}", measured["followed"], "% of prompts followed")
+        if "lost_db_error" in measured:
+            lost = ways[PLAIN]["psnr_db"] - measured["psnr_db"]
+            row("fused_psnr_loss", f"{way}, {after}", lost, "dB beside plain layers over FP4", BAR_DB,
+                standard_error=measured["lost_db_error"],
+                psnr_db=measured["psnr_db"], psnr_db_plain=ways[PLAIN]["psnr_db"])  # fmt: skip
 
 
 def planted(sample: Sample) -> Sample:
@@ -78,12 +73,9 @@ def planted(sample: Sample) -> Sample:
     return replace(sample, checkpoint=weights)
 
 
-def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
-    """Return for each way the relative error of a step and of the latents after so many chunks, means over prompts.
-
-    A step is one denoise pass of a second chunk, over a cache that holds the first. Latents are those of the last chunk
-    of so many. Of the sample also what is `shown`.
-    """
+def measure(sample: Sample, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return for each way the relative error of a step, a mean over prompts, and unless weights are planted what is
+    `shown`. A step is one denoise pass of a second chunk, over a cache that holds the first."""
     prompts = draw_prompts(options.prompts, 0, held_out=True)
     text = sample.embed(prompts)
     exact = sample.build(options.prompts, options.device)
@@ -93,25 +85,30 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
         FUSED: fp4.changed(fused=True, attention="fp8"),
         f"{FUSED} and fp8 matmuls": fp4.changed(fused=True, attention="fp8", fp8=True),
     }
-    scales = built_scales(fp4.kv, sample, options.device)
-    frames, seeds, last = sample.stream.chunk_frames, list(range(options.prompts)), options.chunks[-1]
+    constants = {
+        name: _constants(sample, config, built_scales(fp4.kv, sample, options.device))
+        for name, config in ways.items()
+    }
+    frames, seeds = sample.stream.chunk_frames, list(range(options.prompts))
     once = replace(sample.schedule, timesteps=sample.schedule.timesteps[:1])
-    ends = {number: slice((number - 1) * frames, number * frames) for number in options.chunks}
-    streams = {EXACT: run_stream(sample, exact, text, seeds, last)}
-    step = run_stream(sample, exact.changed(schedule=once), text, seeds, 2)[:, :, frames:]
-    figures: dict[str, dict[str, float]] = {}
-    for name, config in ways.items():
-        constants = _constants(sample, config, scales)
-        streams[name] = run_stream(sample, config, text, seeds, last, constants)
-        a_step = run_stream(sample, config.changed(schedule=once), text, seeds, 2, constants)[:, :, frames:]
-        figures[name] = {"step": float(relative_error(a_step, step).mean())}
-        for number, part in ends.items():
-            error = relative_error(streams[name][:, :, part], streams[EXACT][:, :, part])
-            figures[name][f"after {number}"] = float(error.mean())
-    if not options.latents:
-        for name, seen in shown(sample.decoder(last * frames, options.device), streams, prompts).items():
+
+    def step(config: VideoBuild, scales: Scales | None = None) -> Tensor:
+        return run_stream(sample, config.changed(schedule=once), text, seeds, 2, scales)[:, :, frames:]
+
+    true_step = step(exact)
+    figures = {
+        name: {"step": float(relative_error(step(config, constants[name]), true_step).mean())}
+        for name, config in ways.items()
+    }
+    if not options.planted:
+        streams = {EXACT: run_stream(sample, exact, text, seeds, options.chunks)} | {
+            name: run_stream(sample, config, text, seeds, options.chunks, constants[name])
+            for name, config in ways.items()
+        }
+        decode = sample.decoder(options.chunks * frames, options.device)
+        for name, seen in shown(decode, streams, prompts).items():
             figures.setdefault(name, {}).update(seen)
-    return {"prompts": options.prompts, "chunks": options.chunks, "ways": figures}
+    return figures
 
 
 def shown(decode: VaeDecode, streams: dict[str, Tensor], prompts: list[str]) -> dict[str, dict[str, float]]:
@@ -143,42 +140,11 @@ def followed(video: Tensor, prompts: list[str]) -> float:
     return 100 * sum(verdict.followed for verdict in verdicts) / len(verdicts)
 
 
-def _append_rows(report: dict[str, object], options: argparse.Namespace) -> None:
-    model = "random, outlier channels" if options.planted else "sample"
-    ways: dict[str, dict[str, float]] = report["ways"]  # type: ignore[assignment]
-
-    def row(figure: str, of: str, value: float, unit: str, bar: float | None = None, **more: float) -> None:
-        shape = f"{model}, {of}"
-        append_row(options.rows, figure, shape, value, unit, bar, prompts=options.prompts, **more)
-
-    for way, measured in ways.items():
-        if way != EXACT:
-            row("fused_step_error", way, measured["step"], ERROR_UNIT)
-            for count in options.chunks:
-                name = f"after {count}"
-                row("fused_latent_error", f"{way}, {name} chunks", measured[name], ERROR_UNIT)
-        after = f"{way}, after {options.chunks[-1]} chunks"
-        if "followed" in measured:
-            row("fused_following", after, measured["followed"], "% of prompts followed")
-        if "lost_db_error" in measured:
-            lost = ways[PLAIN]["psnr_db"] - measured["psnr_db"]
-            row("fused_psnr_loss", after, lost, "dB beside plain layers over FP4", BAR_DB,
-                standard_error=measured["lost_db_error"],
-                psnr_db=measured["psnr_db"], psnr_db_plain=ways[PLAIN]["psnr_db"])  # fmt: skip
-
-
 def _constants(sample: Sample, config: VideoBuild, scales: Scales) -> Scales:
     """Return the cache format's constants and, for fp8 attention, those of its scratch."""
-    weights = sample.weights(config)
-    for layer, constants in enumerate(scales):
-        weights |= {f"blocks.{layer}.kv.{name}": tensor for name, tensor in constants.items()}
+    weights = weights_with(sample, config, scales)
     constants_by_layer = [dict(constants) for constants in scales]
     for name, tensor in layer_constants(config, weights).items():
         _, number, _, short = name.split(".")  # blocks.{layer}.kv.NAME
         constants_by_layer[int(number)][short] = tensor
     return constants_by_layer
-
-
-if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    main()

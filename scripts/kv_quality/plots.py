@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from scripts.kv_quality.compare import WARMUP_CHUNKS, After, error_by_chunk
+from scripts.kv_quality.compare import WARMUP_CHUNKS, error_by_chunk
 from scripts.kv_quality.report import PSNR_BAR, PSNR_BAR_CHUNKS
 from scripts.kv_quality.sample import Sample, decoded
 
@@ -21,7 +21,7 @@ SHEET_PROMPTS = 4
 
 
 def draw_streams(
-    folder: Path, latents: dict[str, Tensor], exact: str, size: int, after: dict[str, dict[int, After]]
+    folder: Path, latents: dict[str, Tensor], exact: str, size: int, after: dict[str, dict[int, Tensor]]
 ) -> None:
     """Draw the latent error of every chunk (median over prompts) and PSNR after so many chunks."""
     with _figure(folder / "kv-streams.png", 1, 2, 4.5, 3.4) as axes:
@@ -32,7 +32,7 @@ def draw_streams(
             errors = error_by_chunk(x, latents[exact], size).median(0).values
             axes[0].plot(range(1, len(errors) + 1), errors.numpy(), linewidth=1, label=name)
             axes[1].plot(
-                counts, [float(after[name][n].psnr.mean()) for n in counts], "o-", linewidth=1, label=name
+                counts, [float(after[name][n].mean()) for n in counts], "o-", linewidth=1, label=name
             )
         axes[0].legend(fontsize=6)
         axes[0].set(xlabel="chunk", title="latents against exact: median relative error", ylim=(0, None))
@@ -48,7 +48,7 @@ def draw_frames(
     latents: dict[str, Tensor],
     names: Sequence[str],
     prompts: list[str],
-    chunks: list[int],
+    chunks: Sequence[int],
     device: str,
 ) -> None:
     """Draw the last frame after each count of chunks, a column each, of the formats, a row each, for some prompts."""

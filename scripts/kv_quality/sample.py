@@ -90,6 +90,7 @@ def open_sample(folder: Path) -> Sample:
     """
     facts = read_sample(folder)
     checkpoint = {name: t.float() for name, t in load_file(facts.checkpoint).items()}
+    assert isinstance(facts.vae, WanVaeConfig)  # no sample has another
     return Sample(facts.model, facts.stream, facts.schedule, checkpoint, facts.vae, folder)
 
 

@@ -44,10 +44,6 @@ class Places:
         """Return keys [B, N, H, D] float32 as they were before RoPE."""
         return rotate(k.float(), self.cos, -self.sin)
 
-    def rotated(self, k: Tensor) -> Tensor:
-        """Return keys [B, N, H, D] after RoPE."""
-        return rotate(k.float(), self.cos, self.sin)
-
 
 def run_stream(
     sample: Sample,
@@ -75,15 +71,21 @@ def run_stream(
     watch : callable, optional
         Told of every self-attention: chunk, pass, layer, and q [B, T, H, D], k and v [B, N, H, D] that it sees.
     """
-    weights = sample.weights(config)
-    for layer, constants in enumerate(scales or []):
-        weights |= {f"blocks.{layer}.kv.{name}": t.to(config.target.device) for name, t in constants.items()}
-    results = []
+    weights, results = weights_with(sample, config, scales), []
     with eager_session(config, weights, text, seeds) as session:
         for chunk in range(chunks):
             with _watched(config, chunk, watch):
                 results.append(torch.from_numpy(session.run_chunk().to_host()))
     return torch.cat(results, dim=2)
+
+
+def weights_with(sample: Sample, config: VideoBuild, scales: Scales | None) -> dict[str, Tensor]:
+    """Return every weight of a build, with the constants of its cache's format."""
+    return sample.weights(config) | {
+        f"blocks.{layer}.kv.{name}": tensor.to(config.target.device)
+        for layer, constants in enumerate(scales or [])
+        for name, tensor in constants.items()
+    }
 
 
 def places(config: VideoBuild, chunk: int) -> Places:

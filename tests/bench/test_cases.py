@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -20,7 +19,7 @@ def test_every_case_has_a_module_that_runs_it() -> None:
     for name, case in CASES.items():
         if case.module == "serve_full":
             pytest.importorskip("av", reason="needs seko-serve")
-        assert callable(importlib.import_module(f"scripts.bench.{case.module}").run), name
+        assert callable(runner.module_of(case).run), name
         assert {*(case.trial or {})} <= {*case.options}, name
 
 
