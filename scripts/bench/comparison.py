@@ -15,6 +15,8 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +49,13 @@ class Comparison:
         self.options = options
         self.started = time.monotonic()
         self.results: dict[str, dict[str, Any]] = {name: {} for name in options.shapes}
-        self.runner = running.Runner(options.work, self.started + options.seconds, _show)
-        self.unavailable = running.engines_available(running.build_options())
-        self.engines = tuple(name for name in options.engines if self.unavailable[name] is None)
+        self.runner = running.Runner(self.started + options.seconds, _show)
+        self.engines: tuple[str, ...] = options.engines
         self.written: set[tuple[str, str]] = set()
 
     def run(self) -> dict[str, Any]:
         """Measure everything that fits, write rows as they get ready, and return the report."""
         shapes = [SHAPES[name] for name in self.options.shapes]
-        self.runner.forget_caches()
         self._prepare([shape for shape in shapes if not _large(shape)])
         if self.options.prepare:
             return self._report()
@@ -67,34 +67,29 @@ class Comparison:
 
     def _prepare(self, shapes: list[Shape]) -> None:
         """Make what is not timed, side by side."""
-        tasks = [lambda shape=shape: self._reference(shape) for shape in shapes]
+        tasks: list[Callable[[], None]] = [partial(self._reference, shape) for shape in shapes]
         buildable = shapes if self.engines else []
         for preset in {shape.preset for shape in buildable}:
             self._checkpoint(preset)
         for shape in buildable:
-            tasks += [lambda shape=shape, name=name: self._build(shape, name) for name in self.engines]
+            tasks += [partial(self._build, shape, name) for name in self.engines]
             if "batch4" in self.options.extras and shape.name in ("S1", "S3"):
-                more = ("-batch4", "--batch", str(BATCH))
-                tasks.append(lambda shape=shape, more=more: self._build(shape, self.engines[-1], *more))
+                tasks.append(partial(self._build, shape, self.engines[-1], "-batch4", "--batch", str(BATCH)))
         asked = DECODERS if "S1" in self.options.shapes and self.engines else {}
         for extra in (extra for extra in asked if extra in self.options.extras):
             vae = self._vae(extra)
             job = {"kind": "vae_file", "tiny": extra == "tiny", "output": str(vae)}
             if self.runner.measure(f"{extra} weights", job) is not None:
-                more = ("--vae", str(vae), "--no-text", *DECODERS[extra][1])
-                tasks.append(
-                    lambda extra=extra, more=more: self._build(
-                        SHAPES["S1"], self.engines[-1], f"-{extra}", *more
-                    )
-                )
+                more = (f"-{extra}", "--vae", str(vae), "--no-text", *DECODERS[extra][1])
+                tasks.append(partial(self._build, SHAPES["S1"], self.engines[-1], *more))
         self.runner.together(tasks)
 
     def _measure_figures(self, shape: Shape) -> None:
         """Measure what the figures' steps are made of."""
         if _large(shape):
-            tasks = [lambda: self._reference(shape)]
+            tasks: list[Callable[[], None]] = [partial(self._reference, shape)]
             if self.engines:
-                tasks.append(lambda preset=shape.preset: self._checkpoint(preset))
+                tasks.append(partial(self._checkpoint, shape.preset))
             self.runner.together(tasks)
         if "B3" in self.options.peers:
             self._peer(shape, "B3")
@@ -158,18 +153,18 @@ class Comparison:
         built.build_once(output, arguments, build)
 
     def _peer(self, shape: Shape, name: str) -> None:
-        self._job(shape, name, caches=f"{shape.name}-{name}", kind="peer", peer=name)
+        self._job(shape, name, kind="peer", peer=name)
 
     def _engine(self, shape: Shape, name: str) -> None:
         self._job(shape, name, kind="engine", artifact=str(self._artifact(shape, name)), engine=name)
 
-    def _job(self, shape: Shape, name: str, caches: str | None = None, **job: Any) -> None:
+    def _job(self, shape: Shape, name: str, **job: Any) -> None:
         job |= {
             "shape": shape.name,
             "reference": str(self._reference_file(shape)),
             "chunks": self.options.chunks,
         }
-        self._keep(shape, name, self.runner.measure(f"{shape.name} {name}", job, caches))
+        self._keep(shape, name, self.runner.measure(f"{shape.name} {name}", job))
 
     def _keep(self, shape: Shape, name: str, report: dict[str, Any] | None) -> None:
         if report is None:
@@ -199,17 +194,16 @@ class Comparison:
             },
             "rows": sorted(" at ".join(key) for key in self.written),
             "no_row": {f"{f.name} at {f.shape}": list(f.missing) for f in self._figures() if f.missing},
-            "no_engine": {n: why for n, why in self.unavailable.items() if why and n in self.options.engines},
             "skipped": self.runner.skipped,
             "failed": self.runner.failed,
             "seconds": round(time.monotonic() - self.started, 1),
         }
 
     def _artifact(self, shape: Shape, engine: str, suffix: str = "") -> Path:
-        return self.options.work / f"{shape.name}-{engine}{suffix}"
+        return Path(self.options.work, f"{shape.name}-{engine}{suffix}")
 
     def _reference_file(self, shape: Shape) -> Path:
-        return self.options.work / f"{shape.name}-reference.safetensors"
+        return Path(self.options.work, f"{shape.name}-reference.safetensors")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -219,8 +213,6 @@ def run(options: argparse.Namespace) -> int:
     report = Comparison(options).run()
     for name, lacking in report["no_row"].items():
         print(f"no row {name}: {', '.join(lacking)} not measured", file=sys.stderr)
-    for name, why in report["no_engine"].items():
-        print(f"no engine {name}: {why}", file=sys.stderr)
     print(json.dumps(report, sort_keys=True))
     return 1 if report["failed"] else 0
 

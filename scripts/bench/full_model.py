@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import shutil
 import time
@@ -17,13 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from scripts.bench.built import build_once
 from scripts.bench.counting import chunk_times, fill_chunks, spread
+from scripts.bench.rows import append_row
 from scripts.bench.vae_engines import random_weights as random_vae
 from seko_export.artifact.describe import describe
 from seko_export.artifact.writer import hash_files
@@ -34,17 +36,18 @@ from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import dtype_name
 from seko_export.families.base import MediaTensors
 from seko_export.families.registry import family_of, graph_of
+from seko_export.goldens.eager import eager_engine
 from seko_export.host.progress import silent
 from seko_export.lowering.trace import trace
 from seko_export.media.pieces import AUDIO_ENCODER
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeTensors
 from seko_export.video.calibration import layer_constants
-from seko_export.video.recording import eager_engine, golden_inputs, golden_reference, golden_text
+from seko_export.video.recording import golden_inputs, golden_reference, golden_text
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.backends import open_backend
 from seko_runtime.backends.aoti import torch_memory
-from seko_runtime.format.manifest import Weight
+from seko_runtime.format.manifest import Manifest, Weight
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import VideoManifest
@@ -166,11 +169,17 @@ class FullModelBench:
     options: argparse.Namespace
     started: float = field(default_factory=time.monotonic)
     compiled: dict[Path, VideoBuild] = field(default_factory=dict)
+    bars: ClassVar[Mapping[str, float | None]] = {}  # of the full model on a GPU
 
     @property
     def on_gpu(self) -> bool:
         """Whether there is a GPU."""
         return torch.cuda.is_available()
+
+    @property
+    def tiny(self) -> bool:
+        """Whether the case is only tried."""
+        return "tiny" in self.options.preset
 
     @property
     def elapsed(self) -> float:
@@ -183,7 +192,28 @@ class FullModelBench:
 
     def folder(self, config: VideoBuild) -> Path:
         """Return where a build's engines lie."""
+        digest = hashlib.sha256(repr(config).encode()).hexdigest()
+        return Path(self.options.work, f"{config.model.name}-{digest[:12]}")
+
+    def shape(self, config: VideoBuild) -> str:
+        """Return what rows call a build."""
         raise NotImplementedError
+
+    def row(
+        self,
+        figure: str,
+        config: VideoBuild,
+        value: float,
+        unit: str,
+        *,
+        barred: bool = True,
+        more: str = "",
+        **columns: Any,
+    ) -> None:
+        """Append a row, which is held against the figure's bar if it is ``barred``; ``more`` ends its shape."""
+        bar = self.bars.get(figure) if barred and self.on_gpu and not self.tiny else None
+        facts = {"engines": "uncompiled" if self.options.eager else "aoti", "weights": "random"} | columns
+        append_row(self.options.rows, figure, self.shape(config) + more, value, unit, bar, **facts)
 
     def compile(self, configs: Sequence[VideoBuild]) -> None:
         """Compile the engines of some builds side by side, but for those that this commit has compiled."""
@@ -241,10 +271,13 @@ class FullModelBench:
             Weight(name, tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in weights.items()
         )
         if engines is not None or self.options.eager:
-            yield describe(config, EAGER, table, {}), eager_engines(config) if engines is None else engines
+            yield (
+                as_video(describe(config, EAGER, table, {})),
+                eager_engines(config) if engines is None else engines,
+            )
             return
         folder = self.folder(config)
-        manifest = describe(config, export_backend("aoti"), table, hash_files(folder))
+        manifest = as_video(describe(config, export_backend("aoti"), table, hash_files(folder)))
         backend = open_backend("aoti", config.target.device)
         try:
             files = {entry.file: memoryview((folder / entry.file).read_bytes()) for entry in manifest.engines}
@@ -333,6 +366,12 @@ class FullModelBench:
         if self.on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+
+
+def as_video(manifest: Manifest) -> VideoManifest:
+    """Return the manifest of a video build, as what it is."""
+    assert isinstance(manifest, VideoManifest)
+    return manifest
 
 
 def steady(session: Session, config: VideoBuild, chunks: int) -> dict[str, float]:

@@ -55,7 +55,6 @@ SHAPES = {
     for shape in (
         Shape("S1", heads=12, ffn=8960, frame_tokens=1560, cache_frames=21),
         Shape("S3", heads=12, ffn=8960, frame_tokens=720, cache_frames=12),
-        Shape("S4", heads=40, ffn=13824, frame_tokens=1560, cache_frames=6),
         Shape("S5", heads=40, ffn=13824, frame_tokens=1560, cache_frames=21),
     )
 }

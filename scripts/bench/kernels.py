@@ -288,7 +288,6 @@ class Bench:
             }
             best[shape.name] = entry
             place = shape_class(1, shape.heads, shape.tokens)
-            # S4 and S5 share a class: the longer cache, which stands first, decides.
             row = {
                 "arch": self.arch,
                 "head_dim": shape.head_dim,

@@ -10,10 +10,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,9 +27,9 @@ from scripts.bench.full_model import (
     measure,
     steady,
 )
-from scripts.bench.rows import append_row
 from seko_export import BuildOptions
 from seko_export.config.video import VideoBuild
+from seko_export.families.lingbot.model import LingbotModel
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.options.resolve import resolve_build
 from seko_runtime.video.session import Session
@@ -49,37 +48,40 @@ BARS = {
 class Bench(FullModelBench):
     """The options, and what was measured."""
 
+    bars: ClassVar[Mapping[str, float | None]] = BARS
     chunk_ms: dict[str, float] = field(default_factory=dict)  # median, by way of the camera
 
     def config(
-        self, *, exact: bool = False, camera: str = "chunk", preset: str = "", **layout: int
+        self,
+        *,
+        exact: bool = False,
+        camera: str = "chunk",
+        preset: str = "",
+        size: Mapping[str, Any] | None = None,
     ) -> VideoBuild:
         """Return a build: FP4 cache, fp8 matmuls, a resident window; or torch's own layers over an exact cache."""
         more = (
-            {**PLAIN} if exact else {**FAST, "resident_window": not layout}
+            {**PLAIN} if exact else {**FAST, "resident_window": size is None}
         )  # a large picture wants the memory
         asked = BuildOptions(preset=preset or self.options.preset, camera=camera, no_vae=True, no_text=True,
-                             **more, **layout)  # fmt: skip
+                             **more, **(size or {}))  # fmt: skip
         return resolve_build(asked).config
 
-    def row(self, figure: str, config: VideoBuild, value: float, unit: str, **more: object) -> None:
-        """Append a row."""
+    def shape(self, config: VideoBuild) -> str:
+        """Return what rows call a build."""
         s, model = config.workload.stream, config.model
         cache = "fp4 cache, fp8 matmuls" if config.target.fp8 else f"{config.workload.kv_scheme} cache"
         window = ", resident window" if config.target.resident_window else ""
-        shape = (
+        return (
             f"{model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}, ring {s.ring_frames}, sink {s.sink_frames}, "
-            f"{cache}{window}, camera once a {getattr(model, 'camera', 'none')}"
+            f"{cache}{window}, camera once a {camera_of(config)}"
         )
-        bar = BARS.get(figure) if self.on_gpu and self.options.preset == V2 else None
-        kind = "uncompiled" if self.options.eager else "aoti"
-        append_row(self.options.rows, figure, shape, value, unit, bar, engines=kind, weights="random", **more)
 
-    def folder(self, config: VideoBuild) -> Path:
-        """Return where a build's engines lie."""
-        s, m = config.workload.stream, config.model
-        parts = (m.name, s.height, s.width, m.camera, *(["vae"] if config.workload.vae else []))
-        return self.options.work / "-".join(map(str, parts))
+
+def camera_of(config: VideoBuild) -> str:
+    """Return how often the camera is computed: once a ``chunk``, or a ``pass``."""
+    assert isinstance(config.model, LingbotModel)
+    return config.model.camera
 
 
 def steer(session: Session, keys: str = "wl") -> None:
@@ -103,7 +105,7 @@ def chunk(bench: Bench) -> None:
             camera_bytes = sum(
                 buffer.nbytes for buffer in session.manifest.buffers if buffer.name.startswith("chunk.camera")
             )
-            bench.chunk_ms[config.model.camera] = times["median"]
+            bench.chunk_ms[camera_of(config)] = times["median"]
             bench.row("lingbot_v2_chunk_ms", config, times["median"], "ms a chunk, 4 passes and context", **times,
                       camera_bytes=camera_bytes, kv_bytes=session.manifest.workload.kv.pool_bytes,
                       peak_bytes=peak_bytes())  # fmt: skip
@@ -174,8 +176,8 @@ def key(bench: Bench) -> None:
 def fits(bench: Bench) -> None:
     """720p: whether the first version with a ring of 18 and a sink of 3 runs, and what it takes."""
     small = bench.options.preset == TINY
-    layout = {"height": 48, "width": 80} if small else {"height": 720, "width": 1280}
-    config = bench.config(preset=TINY if small else V1, camera=bench.options.camera_720p, **layout)
+    size = {"height": 48, "width": 80} if small else {"height": 720, "width": 1280}
+    config = bench.config(preset=TINY if small else V1, camera=bench.options.camera_720p, size=size)
     bench.compile([config])
     with bench.opened(config) as session:
         times = steered(session, config, 2)

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
 from scripts.bench.counting import paced_times, peak_bytes
 from scripts.bench.full_model import FAST, FullModelBench, measure, steady
-from scripts.bench.rows import append_row
 from seko_export import BuildOptions
 from seko_export.config.stream import REBUILD
 from seko_export.config.video import VideoBuild
@@ -50,6 +48,8 @@ SMALL: dict[str, dict[str, Any]] = {
 class Bench(FullModelBench):
     """The options of the case."""
 
+    bars: ClassVar[Mapping[str, float | None]] = BARS
+
     def config(self, **more: Any) -> VideoBuild:
         """Return a build with an FP4 cache, fp8 matmuls and a resident window; on a CPU the plain one of a trial."""
         fast = {**FAST, "resident_window": True} if self.on_gpu else {}
@@ -62,14 +62,8 @@ class Bench(FullModelBench):
         config = resolve_build(BuildOptions(no_vae=True, no_text=True, **own)).config
         return config.changed(vae=WanVaeConfig() if self.on_gpu else WanVaeConfig(base_dim=8))
 
-    def folder(self, config: VideoBuild) -> Path:
-        """Return where a build's engines lie."""
-        s = config.workload.stream
-        kind = "video-in" if s.strength is not None else "rolling" if s.rolling else s.context
-        return self.options.work / f"{config.model.name}-{kind}"
-
-    def row(self, figure: str, config: VideoBuild, value: float, unit: str, **more: object) -> None:
-        """Append a row."""
+    def shape(self, config: VideoBuild) -> str:
+        """Return what rows call a build."""
         s, passes = config.workload.stream, len(config.workload.schedule.timesteps)
         cache = "exact cache" if config.lossless else "fp4 cache"
         cache += ", fp8 matmuls" if config.target.fp8 else ""
@@ -78,13 +72,10 @@ class Bench(FullModelBench):
             cache = f"{config.workload.chunks_at_once} chunks a pass, {cache}"
         vae = ", Wan VAE" if config.workload.vae else ""
         vae += " both ways" if s.strength is not None or s.context == REBUILD else ""
-        shape = (
+        return (
             f"{config.model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}, ring {s.ring_frames}, "
             f"{passes} passes, {cache}{vae}"
         )
-        bar = BARS[figure] if self.on_gpu else None
-        kind = "uncompiled" if self.options.eager else "aoti"
-        append_row(self.options.rows, figure, shape, value, unit, bar, engines=kind, weights="random", **more)
 
 
 def reuse(bench: Bench) -> None:

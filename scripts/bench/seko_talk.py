@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,7 +28,6 @@ from scripts.bench.full_model import (
     measure,
     random_weights,
 )
-from scripts.bench.rows import append_row
 from seko_export import BuildOptions
 from seko_export.config.media import HubertConfig
 from seko_export.config.video import VideoBuild
@@ -130,61 +128,41 @@ class Measured:
 class Bench(FullModelBench):
     """The options, and what was measured."""
 
+    bars: ClassVar[Mapping[str, float | None]] = BARS
     weights: dict[str, Tensor] = field(default_factory=dict)  # of our build, with and without a pool
     ours: Measured | None = None
 
-    @property
-    def small(self) -> bool:
-        """Whether this is a rehearsal."""
-        return bool(self.options.preset == TINY)
-
     def config(self, sessions: int | None = None, *, hybrid: bool = False) -> VideoBuild:
         """Return the build that is measured, an FP4 cache with fp8 matmuls, or a pool of it."""
-        layout: dict[str, Any] = {} if self.small else {"chunk_frames": CHUNK_FRAMES}
+        layout: dict[str, Any] = {} if self.tiny else {"chunk_frames": CHUNK_FRAMES}
         preset = self.options.preset
         if hybrid:
-            layout = {"layer_rings": (2, 4), "rope_max_frames": 40} if self.small else {}
-            preset = TINY if self.small else HYBRID
+            layout = {"layer_rings": (2, 4), "rope_max_frames": 40} if self.tiny else {}
+            preset = TINY if self.tiny else HYBRID
         asked = BuildOptions(preset=preset, kv="fp4", kernels="fused", fp8=True, no_vae=True, no_text=True,
                              sessions=sessions, batch=(1,), **layout)  # fmt: skip
         return self._hearing(resolve_build(asked).config)
 
     def peer(self) -> VideoBuild:
         """Return the same step over an exact cache in plain torch, with fewer passes."""
-        layout = {} if self.small else {"chunk_frames": CHUNK_FRAMES}
+        layout: dict[str, Any] = {} if self.tiny else {"chunk_frames": CHUNK_FRAMES}
         asked = BuildOptions(preset=self.options.preset, kernels="plain", attention="torch", no_vae=True, no_text=True,
                              **layout)  # fmt: skip
         return self._hearing(resolve_build(asked).config).changed(schedule=evenly(PEER_PASSES))
 
     def _hearing(self, config: VideoBuild) -> VideoBuild:
-        return config.changed(audio=SMALL_HUBERT if self.small else HubertConfig())
+        return config.changed(audio=SMALL_HUBERT if self.tiny else HubertConfig())
 
-    def row(self, figure: str, config: VideoBuild, value: float, unit: str, **more: object) -> None:
-        """Append a row."""
+    def shape(self, config: VideoBuild) -> str:
+        """Return what rows call a build."""
         s = config.workload.stream
         rings = "-".join(map(str, s.layer_rings)) or str(s.ring_frames)
-        shape = (
+        return (
             f"{config.model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}, ring {rings}, sink {s.sink_frames}, "
             f"reference {s.reference_frames}, {len(config.workload.schedule.timesteps)} passes, fp4 cache, "
             "fp8 matmuls, "
             f"{config.target.attention} attention, sessions {config.workload.rows}"
         )
-        bar = BARS.get(figure) if self.on_gpu and not self.small else None
-        kind = "uncompiled" if self.options.eager or figure.startswith("talk_hybrid") else "aoti"
-        append_row(self.options.rows, figure, shape, value, unit, bar, engines=kind, weights="random", **more)
-
-    def folder(self, config: VideoBuild) -> Path:
-        """Return where a build's engines lie."""
-        s = config.workload.stream
-        parts = (
-            config.model.name,
-            s.height,
-            s.width,
-            s.chunk_frames,
-            config.target.attention,
-            "pool" * bool(config.workload.pool),
-        )
-        return Path(self.options.work, "-".join(map(str, filter(None, parts))))
 
     def of_ours(self) -> dict[str, Tensor]:
         """Return random weights of our build, which are drawn once."""
@@ -295,10 +273,10 @@ def hybrid(bench: Bench) -> None:
     bench.weights.clear()
     config = bench.config(HYBRID_SESSIONS, hybrid=True)
     with bench.pool(config, engines=eager_engines(config)) as pool:
-        filled(bench, pool, config, "talk_hybrid_sessions_fit")
+        filled(bench, pool, config, "talk_hybrid_sessions_fit", engines="uncompiled")
 
 
-def filled(bench: Bench, pool: Pool, config: VideoBuild, figure: str) -> None:
+def filled(bench: Bench, pool: Pool, config: VideoBuild, figure: str, **more: object) -> None:
     """Open as many sessions as a pool has room for, make some chunks of each, and append a row of how many they are."""
     sessions, chunk_s = [opened_session(pool, config, seed) for seed in range(pool.capacity)], []
     for number in range(CHUNKS_EACH):
@@ -313,7 +291,7 @@ def filled(bench: Bench, pool: Pool, config: VideoBuild, figure: str) -> None:
     bench.row(
         figure, config, float(len(sessions)), f"sessions, each made {CHUNKS_EACH} chunks", peak_bytes=peak_bytes(),
         kv_bytes=manifest.workload.kv.pool_bytes, buffer_bytes=sum(buffer.nbytes for buffer in manifest.buffers),
-        weight_bytes=sum(weight.nbytes for weight in manifest.weights), last_chunk_s=chunk_s[-1],
+        weight_bytes=sum(weight.nbytes for weight in manifest.weights), last_chunk_s=chunk_s[-1], **more,
     )  # fmt: skip
 
 

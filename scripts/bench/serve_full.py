@@ -14,7 +14,6 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from scripts.bench.full_model import FAST, FullModelBench, measure
@@ -37,11 +36,6 @@ class Bench(FullModelBench):
         """Whether rows have bars: of the full model on a GPU."""
         return self.on_gpu and not self.tiny
 
-    @property
-    def tiny(self) -> bool:
-        """Whether the script is only tried."""
-        return bool(self.options.preset == TINY)
-
     def config(self, *, sessions: int, batch: tuple[int, ...], small: bool = False) -> VideoBuild:
         """Return a build with a VAE."""
         preset = TINY if self.tiny else FULL
@@ -52,11 +46,6 @@ class Bench(FullModelBench):
                 more |= {"height": 320, "width": 576, "ring_frames": 12}
         resolved = resolve_build(BuildOptions(preset=preset, no_vae=True, no_text=True, **more))
         return resolved.config.changed(vae=WanVaeConfig(base_dim=8) if self.tiny else WanVaeConfig())
-
-    def folder(self, config: VideoBuild) -> Path:
-        """Return where a build's engines lie."""
-        stream, rows = config.workload.stream, config.workload.rows
-        return self.options.work / f"{config.model.name}-{stream.height}x{stream.width}-{rows}"
 
     @contextmanager
     def served(self, config: VideoBuild) -> Iterator[tuple[Served, str]]:

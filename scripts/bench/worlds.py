@@ -19,12 +19,11 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from PIL import Image
 
@@ -38,7 +37,6 @@ from scripts.bench.full_model import (
     steady,
 )
 from scripts.bench.graph_timing import emit
-from scripts.bench.rows import append_row
 from scripts.bench.serve import Served, python, watched
 from seko_export import BuildOptions
 from seko_export.config.video import VideoBuild
@@ -163,16 +161,10 @@ asyncio.run(run(sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4])))
 """
 
 
-@dataclass
 class Bench(FullModelBench):
-    """The options, and the chunk that was measured."""
+    """The options of the case."""
 
-    chunk_ms: float | None = field(default=None)  # median, of latents
-
-    @property
-    def tiny(self) -> bool:
-        """Whether the case is only tried."""
-        return "tiny" in self.options.preset
+    bars: ClassVar[Mapping[str, float | None]] = BARS
 
     def config(
         self, *, exact: bool = False, decoded: bool = False, sessions: int = 1, parts: bool = False
@@ -192,37 +184,17 @@ class Bench(FullModelBench):
             else config
         )
 
-    def row(
-        self,
-        figure: str,
-        config: VideoBuild,
-        value: float,
-        unit: str,
-        *,
-        barred: bool = True,
-        more: str = "",
-        **columns: object,
-    ) -> None:
-        """Append a row, which is held against the figure's bar if it is ``barred``; ``more`` ends its shape."""
+    def shape(self, config: VideoBuild) -> str:
+        """Return what rows call a build."""
         s = config.workload.stream
         cache = "fp4 cache, fp8 matmuls, resident window" if config.target.fp8 else "exact cache"
         parts = ", by single latents" if decode_parts(config) > 1 else ""
         vae = f", Wan VAE{parts}" if config.workload.vae else ""
         passes = len(config.workload.schedule.timesteps)
-        shape = (
+        return (
             f"{config.model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}, ring {s.ring_frames}, {passes} passes "
-            f"and context, {cache}{vae}, {config.workload.rows} rows{more}"
+            f"and context, {cache}{vae}, {config.workload.rows} rows"
         )
-        bar = BARS.get(figure) if barred and self.on_gpu and not self.tiny else None
-        kind = "uncompiled" if self.options.eager else "aoti"
-        append_row(
-            self.options.rows, figure, shape, value, unit, bar, engines=kind, weights="random", **columns
-        )
-
-    def folder(self, config: VideoBuild) -> Path:
-        """Return where a build's engines lie."""
-        decoded = (f"vae{decode_parts(config)}",) if config.workload.vae else ()
-        return self.options.work / "-".join(map(str, (config.model.name, config.workload.rows, *decoded)))
 
     @contextmanager
     def world(self, config: VideoBuild) -> Iterator[Pool]:
@@ -325,7 +297,7 @@ def _kernel_ms(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _start_picture(bench: Bench, config: VideoBuild) -> Path:
-    picture = bench.options.work / "start.png"
+    picture = Path(bench.options.work, "start.png")
     size = (config.workload.stream.width, config.workload.stream.height)
     Image.new("RGB", size, (90, 120, 150)).save(picture)
     return picture

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -48,7 +48,7 @@ def peer(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_peer(kind: Any, network: Any, compiler: Any, job: dict[str, Any]) -> dict[str, Any]:
-    """Run one peer: first chunk, check, steady chunks, counters.
+    """Run one peer: first chunk, check, steady chunks.
 
     Parameters
     ----------
@@ -77,13 +77,9 @@ def measure_peer(kind: Any, network: Any, compiler: Any, job: dict[str, Any]) ->
     if config.target.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with attention_backends(config.target.device):
-        begin = time.perf_counter()
         stream = kind.make(network, compiler)
         stream.prepare()
         first = stream.run_chunk(noises[0]).clone()
-        _synchronize()
-        report: dict[str, Any] = {"first_chunk_s": time.perf_counter() - begin}
-        graphs_first = counting.graphs_compiled()
         for number in range(1, wrapped_chunk):
             stream.run_chunk(network.noise([0], number * s.chunk_frames))
         wrapped = stream.run_chunk(noises[1]).clone()
@@ -96,26 +92,22 @@ def measure_peer(kind: Any, network: Any, compiler: Any, job: dict[str, Any]) ->
             return chunk
 
         run()
-        before = counting.processor_ticks()
         chunk_ms = counting.spread(counting.chunk_times(run, job["chunks"]))
-        report |= {
-            "host_busy": counting.busy_share(before),
+        return {
+            "host_load": os.getloadavg()[0] / (os.cpu_count() or 1),
             "what": kind.what,
             "verdict": asdict(verdict) | {"ok": verdict.ok},
             "chunk_ms": chunk_ms,
             "step_ms": _per_pass(chunk_ms, network.passes + 1),
-            "host_syncs_per_chunk": counting.count_syncs(run),
-            "graphs_by_first_chunk": graphs_first,
-            "recompiles_after_first_chunk": counting.graphs_compiled() - graphs_first,
             "kv_bytes": stream.store.kv_bytes,
             "peak_bytes": counting.peak_bytes(),
         }
-    return report
 
 
 def engine(job: dict[str, Any]) -> dict[str, Any]:
-    """Measure an artifact in the same way; its first chunk counts from before it is opened, weights included."""
-    begin = time.perf_counter()
+    """Measure an artifact in the same way."""
+    from scripts.bench import counting
+    from scripts.bench.peers.check import FP8_LATENTS, LOSSY_LATENTS, Verdict, bounds, latents_errors
     from seko_runtime import open_artifact
 
     with open_artifact(Path(job["artifact"])) as artifact:
@@ -124,11 +116,6 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
         wrapped_chunk = -(-s.cache_frames // s.chunk_frames)
         with artifact.open_together() as session:
             first = torch.from_numpy(session.run_chunk().to_host())
-            report: dict[str, Any] = {"first_chunk_s": time.perf_counter() - begin}
-            # Not before: what these import, the runtime imports too.
-            from scripts.bench import counting
-            from scripts.bench.peers.check import FP8_LATENTS, LOSSY_LATENTS, Verdict, bounds, latents_errors
-
             for _ in range(1, wrapped_chunk):
                 session.run_chunk()
             wrapped = torch.from_numpy(session.run_chunk().to_host())
@@ -140,16 +127,14 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
             verdict = Verdict(*errors, None, latents_bound, cache_bound)  # its cache: the build's goldens
             session.run_chunk()
             chunk_ms = counting.spread(counting.chunk_times(session.run_chunk, job["chunks"]))
-            report |= {
+            return {
                 "what": f"seko, {manifest.workload.kv.scheme} cache, {manifest.backend}",
                 "verdict": asdict(verdict) | {"ok": verdict.ok},
                 "chunk_ms": chunk_ms,
                 "step_ms": _per_pass(chunk_ms, passes),
-                "host_syncs_per_chunk": counting.count_syncs(session.run_chunk),
                 "kv_bytes": manifest.workload.kv.pool_bytes,
                 "peak_bytes": counting.peak_bytes(),
             }
-    return report
 
 
 def batch(job: dict[str, Any]) -> dict[str, Any]:
@@ -172,20 +157,15 @@ def batch(job: dict[str, Any]) -> dict[str, Any]:
 
 def end_to_end(job: dict[str, Any]) -> dict[str, Any]:
     """Time an artifact with a VAE from chunk to frames on the host: decoding after each chunk, and beside the next."""
+    from scripts.bench.counting import paced_times
     from seko_runtime import open_artifact
 
     report = {}
     with open_artifact(Path(job["artifact"])) as artifact:
         s = artifact.manifest.workload.stream
-        fill = -(-s.cache_frames // s.chunk_frames) + 2
         for name, overlap in (("serial_ms", False), ("overlapped_ms", True)):
             with artifact.open_session(overlap=overlap) as session:
-                times, before = [], time.perf_counter()
-                for _ in session.stream(chunks=fill + job["chunks"]):
-                    now = time.perf_counter()
-                    times.append(1e3 * (now - before))
-                    before = now
-            report[name] = statistics.median(times[fill:])
+                report[name] = statistics.median(paced_times(session, s, job["chunks"]))
     return report
 
 

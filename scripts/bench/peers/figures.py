@@ -34,17 +34,14 @@ _STEPS = (  # figure, shape, engine, what it is divided by
     ("s1_exact_vs_b3", "S1", "exact", "B3"),
     ("s1_fp4_vs_b3", "S1", "fp4", "B3"),
     ("s1_fp4_fp8_vs_b3", "S1", "fp4_fp8", "B3"),
+    ("s1_fp4_fp8_vs_b3", "S1", "fp4_fp8_resident", "B3"),
     ("s5_fp4_fp8_vs_b3", "S5", "fp4_fp8", "B3"),
+    ("s5_fp4_fp8_vs_b3", "S5", "fp4_fp8_resident", "B3"),
     ("s6_fp4_fp8_vs_b3", "S6", "fp4_fp8", "B3"),
+    ("s6_fp4_fp8_vs_b3", "S6", "fp4_fp8_resident", "B3"),
     ("s3_vs_eager", "S3", "exact", "B0"),
     ("s3_vs_eager", "S3", "fp4", "B0"),
     ("s3_vs_eager", "S3", "fp4_fp8", "B0"),
-)
-_ASKED_STEPS = (  # likewise, of engines that are measured where they are named
-    ("s1_fp4_vs_b3", "S1", "fp4_resident", "B3"),
-    ("s1_fp4_fp8_vs_b3", "S1", "fp4_fp8_resident", "B3"),
-    ("s5_fp4_fp8_vs_b3", "S5", "fp4_fp8_resident", "B3"),
-    ("s6_fp4_fp8_vs_b3", "S6", "fp4_fp8_resident", "B3"),
 )
 
 
@@ -76,9 +73,8 @@ class Figure:
 
 def figures(results: Results, shapes: tuple[str, ...], engines: tuple[str, ...]) -> Iterator[Figure]:
     """Yield every figure of these shapes and engines, with its value or with what it lacks."""
-    asked = [step for step in _ASKED_STEPS if step[2] in engines]
-    for name, shape, engine, peer in (*_STEPS, *asked):
-        if shape in shapes:
+    for name, shape, engine, peer in _STEPS:
+        if shape in shapes and engine in engines:
             yield _step_ratio(results.get(shape, {}), name, shape, engine, peer)
     for shape in ("S1", "S3"):
         if shape in shapes:
@@ -100,7 +96,7 @@ def _step_ratio(results: Mapping[str, Any], name: str, shape: str, engine: str, 
     parts = {
         "engine_step_ms": ours["median"], "engine_step_p90_ms": ours["p90"],
         "peer_step_ms": theirs["median"], "peer_step_p90_ms": theirs["p90"], "peer": results[peer]["what"],
-        "peer_host_busy": results[peer].get("host_busy"),
+        "peer_host_load": results[peer].get("host_load"),
         "engine_kv_bytes": results[engine]["kv_bytes"], "peer_kv_bytes": results[peer]["kv_bytes"],
     }  # fmt: skip
     return Figure(name, row, (), ours["median"] / theirs["median"], f"engine / {peer}, a step", parts)

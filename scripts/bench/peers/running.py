@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from typing import Any
 from scripts.bench.peers.shapes import Shape
 
 ROOT = Path(__file__).parents[3]
-PYTHON_PATH = tuple(str(ROOT / room) for room in (".", "runtime", "kernels"))
 CHILD = "scripts.bench.peers.child"
 _END = 600  # characters of a failed child's output that are kept
 
@@ -27,7 +25,6 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "exact": ("--kv", "bf16"),
     "fp4": ("--fp4-kv",),
     "fp4_fp8": ("--fp4-kv", "--fp8"),
-    "fp4_resident": ("--fp4-kv", "--resident-window"),  # the past in 8 bits once a chunk, not in every pass
     "fp4_fp8_resident": ("--fp4-kv", "--fp8", "--resident-window"),
 }
 
@@ -52,8 +49,6 @@ class Runner:
 
     Parameters
     ----------
-    work : Path
-        Folder of checkpoints, artifacts, compiler caches.
     deadline : float
         On `time.monotonic`'s clock: nothing begins behind it, and what still runs is ended.
     report : callable
@@ -64,13 +59,12 @@ class Runner:
         What was not begun, or not finished, when the time was up.
     """
 
-    work: Path
     deadline: float
     report: Callable[[str, dict[str, Any]], None]
     failed: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
 
-    def measure(self, name: str, job: dict[str, Any], caches: str | None = None) -> dict[str, Any] | None:
+    def measure(self, name: str, job: dict[str, Any]) -> dict[str, Any] | None:
         """Run one job in a child; return its report, or None where there is none (`failed` or `skipped` says why).
 
         Parameters
@@ -79,18 +73,16 @@ class Runner:
             For reports.
         job : dict
             For `child.JOBS`; plain data.
-        caches : str, optional
-            Name of the compiler caches that the child uses: the same name, the same caches.
         """
-        return self._run(name, ("-m", CHILD, json.dumps(job)), caches)
+        return self._run(name, ("-m", CHILD, json.dumps(job)))
 
     def build(self, name: str, arguments: Sequence[str]) -> dict[str, Any] | None:
         """Run `seko-export build`; as `measure`."""
-        return self._run(name, ("-m", "seko_export", "build", *arguments, "--force", "--json"), None)
+        return self._run(name, ("-m", "seko_export", "build", *arguments, "--force", "--json"))
 
     def script(self, name: str, *arguments: str) -> dict[str, Any] | None:
         """Run a script of the repository that ends in a JSON line; as `measure`."""
-        return self._run(name, arguments, None)
+        return self._run(name, arguments)
 
     def together(self, tasks: Sequence[Callable[[], object]]) -> None:
         """Run tasks side by side, a few at a time: nothing among them is timed."""
@@ -98,13 +90,13 @@ class Runner:
             for done in [pool.submit(task) for task in tasks]:
                 done.result()
 
-    def _run(self, name: str, arguments: Sequence[str], caches: str | None) -> dict[str, Any] | None:
+    def _run(self, name: str, arguments: Sequence[str]) -> dict[str, Any] | None:
         if time.monotonic() >= self.deadline:
             self.skipped.append(name)
             return None
         started = time.monotonic()
         try:
-            report = run_child(arguments, self.deadline - started, self._environment(caches))
+            report = run_child(arguments, self.deadline - started)
         except TimeUpError:
             self.skipped.append(name)
             return None
@@ -115,23 +107,8 @@ class Runner:
         self.report(name, report | {"job_s": round(time.monotonic() - started, 1)})
         return report
 
-    def _environment(self, caches: str | None) -> dict[str, str]:
-        paths = (*PYTHON_PATH, *filter(None, [os.environ.get("PYTHONPATH")]))
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        if caches is not None:
-            folder = self.work / "compiler-caches" / caches
-            environment |= {
-                "TORCHINDUCTOR_CACHE_DIR": str(folder),
-                "TRITON_CACHE_DIR": str(folder / "triton"),
-            }
-        return environment
 
-    def forget_caches(self) -> None:
-        """Remove all compiler caches, so that the next first chunk is a cold one."""
-        shutil.rmtree(self.work / "compiler-caches", ignore_errors=True)
-
-
-def run_child(arguments: Sequence[str], seconds: float, environment: dict[str, str]) -> dict[str, Any]:
+def run_child(arguments: Sequence[str], seconds: float) -> dict[str, Any]:
     """Run Python and return the JSON object of its last line of output.
 
     Raises
@@ -147,7 +124,6 @@ def run_child(arguments: Sequence[str], seconds: float, environment: dict[str, s
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=environment,
         start_new_session=True,  # a group of its own: compilers of a child end with it
     )
     _alive.add(child)
@@ -175,25 +151,6 @@ def end_with_children(number: int, _frame: object) -> None:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
     os._exit(128 + number)
-
-
-def build_options() -> frozenset[str]:
-    """Return the options that this tree's `seko-export build` takes: which engines there are is asked, not assumed."""
-    from seko_export.cli.commands import build
-
-    return frozenset(option for parameter in build.params for option in parameter.opts)
-
-
-def engines_available(options: frozenset[str]) -> dict[str, str | None]:
-    """Return for each engine None, or why it cannot be built."""
-    missing = {
-        name: [option for option in wanted if option.startswith("--") and option not in options]
-        for name, wanted in ENGINES.items()
-    }
-    return {
-        name: f"seko-export build has no {' and no '.join(lacking)}" if lacking else None
-        for name, lacking in missing.items()
-    }
 
 
 def build_arguments(shape: Shape, engine: str, checkpoint: Path, output: Path, *more: str) -> tuple[str, ...]:

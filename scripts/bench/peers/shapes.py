@@ -63,18 +63,17 @@ class Shape:
         )
 
 
-def _shape(name: str, preset: str, *layout: int) -> Shape:
+def _shape(name: str, preset: str, height: int, width: int, chunk: int, sink: int, ring: int) -> Shape:
     stride = PRESETS[preset].stream.spatial_stride
-    return Shape(name, PRESETS[preset].model, StreamConfig(*layout, spatial_stride=stride), preset)
+    stream = StreamConfig(height, width, chunk, sink, ring, spatial_stride=stride)
+    return Shape(name, PRESETS[preset].model, stream, preset)
 
 
 SHAPES: dict[str, Shape] = {
     shape.name: shape
     for shape in (  # height, width, chunk, sink, ring
         _shape("S1", "self-forcing-1.3b", 480, 832, 3, 0, 21),
-        _shape("S2", "self-forcing-1.3b", 480, 832, 3, 3, 9),
         _shape("S3", "self-forcing-1.3b", 320, 576, 3, 0, 12),
-        _shape("S4", "wan-14b", 480, 832, 3, 0, 6),
         _shape("S5", "wan-14b", 480, 832, 3, 0, 21),
         _shape("S6", "wan-5b", 704, 1280, 8, 8, 24),
         _shape("S0", "tiny", 64, 96, 3, 1, 6),  # to try the script; says nothing of speed
