@@ -128,10 +128,10 @@ class _Layer:
     def install(self) -> None:
         """Put this between the process and the file system, for the rest of its life."""
         opened = self.counted_open()
-        for name in CHANGES:
-            setattr(os, name, self.counted(name, getattr(os, name)))
-        os.fsync = self.counted_fsync
-        os.close = self.counted_close(os.close)
+        own = {name: self.counted(name, getattr(os, name)) for name in CHANGES}
+        own |= {"fsync": self.counted_fsync, "close": self.counted_close(os.close)}
+        for name, function in own.items():
+            setattr(os, name, function)
         fcntl.flock = self.counted("flock", fcntl.flock)
         io.open = builtins.open = opened
         renames.renameat2 = self.counted("renameat2", renames.renameat2)

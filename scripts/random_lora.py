@@ -108,9 +108,9 @@ def write_lora(path: Path, pairs: Mapping[str, Pair], form: str, alpha: float) -
         state = _keyed(pairs, ".lora_A.default.weight", ".lora_B.default.weight", str)
         torch.save({"generator_lora": state | _alphas(pairs, alpha, str)}, path)
     elif form == "diffusers":
-        header = {f"transformer.{name}": value for name, value in config.items()}
+        in_pipeline = {f"transformer.{name}": value for name, value in config.items()}
         state = _keyed(pairs, *peft, lambda module: f"transformer.{to_diffusers(module)}")
-        save_file(state, path, {"format": "pt", "lora_adapter_metadata": json.dumps(header)})
+        save_file(state, path, {"format": "pt", "lora_adapter_metadata": json.dumps(in_pipeline)})
     elif form == "musubi":
         state = _keyed(pairs, ".lora_down.weight", ".lora_up.weight", _musubi)
         header = {"ss_network_dim": str(rank), "ss_network_alpha": str(alpha)}

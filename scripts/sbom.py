@@ -97,7 +97,7 @@ def direct(distribution: str, extras: set[str] | None = None) -> Iterator[Depend
 def closure(distribution: str) -> dict[str, set[str]]:
     """Return all that a distribution needs without extras, each with what it requires itself."""
     needed: dict[str, set[str]] = {}
-    waiting = [canonicalize_name(distribution)]
+    waiting: list[str] = [canonicalize_name(distribution)]
     while waiting:
         name = waiting.pop()
         if name in needed:

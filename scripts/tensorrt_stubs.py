@@ -70,9 +70,9 @@ def load_bindings(package: str) -> Any:
                 "-shared",
                 "-fPIC",
                 f"-Wl,-soname,{library}",
-                source,
+                str(source),
                 "-o",
-                target,
+                str(target),
             ]
             subprocess.run(command, check=True)
             ctypes.CDLL(str(target), ctypes.RTLD_GLOBAL)

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from scripts.bench.children import last_json, run_python
 from scripts.bench.rows import measured_commit
 
 KERNELS = Path(__file__).parents[2] / "kernels" / "seko_kernels"
@@ -50,6 +53,37 @@ def build_once(
         if facts is not None:
             mark(output, inputs, **facts)
         return facts
+
+
+def checkpoint(work: Path, preset: str, form: str = "self-forcing") -> Path:
+    """Return a preset's checkpoint of random weights in the work folder, made there once; it may be waited for."""
+    path = work / f"{preset}.{'pt' if form == 'self-forcing' else 'safetensors'}"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return _made(path, "--preset", preset, "--format", form, "--device", device)
+
+
+def vae_file(work: Path, name: str) -> Path:
+    """Return a file of a VAE or tiny decoder with random weights, likewise."""
+    return _made(work / f"{name}.pth", "--vae", name)
+
+
+def _made(path: Path, *arguments: str) -> Path:
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            run_python("scripts/make_checkpoint.py", *arguments, "-o", str(path))
+    return path
+
+
+def artifact(output: Path, *arguments: str) -> Path:
+    """Return an artifact's folder, built by `seko-export build` unless this commit has built the same there."""
+
+    def build() -> dict[str, Any]:
+        last_json("-m", "seko_export", "build", *arguments, "-o", str(output), "--force", "--json")
+        return {}
+
+    build_once(output, arguments, build)
+    return output
 
 
 def known(output: Path, inputs: object) -> dict[str, Any] | None:

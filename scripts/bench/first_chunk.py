@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.built import build_once
-from scripts.bench.children import last_json, run_python
+from scripts.bench.built import build_once, checkpoint
+from scripts.bench.children import last_json
 from scripts.bench.rows import append_row
 
 PRESET = "self-forcing-1.3b"
@@ -40,22 +40,19 @@ print(json.dumps({"total_s": done - begin, "open_s": opened - begin, "session_s"
 
 def run(options: argparse.Namespace) -> None:
     """Build both artifacts and open each in new processes."""
-    checkpoint = options.work / "self-forcing.pt"
-    if not checkpoint.exists():
-        run_python("scripts/make_checkpoint.py", "--preset", PRESET, "--format", "self-forcing", "--device", "cuda",
-              "-o", str(checkpoint))  # fmt: skip
+    weights = checkpoint(options.work, PRESET)
     build_rows = None if options.prepare else options.rows  # prepared beside other builds, which slow it down
     for scheme in SCHEMES:
         artifact = options.work / scheme
-        build_once(artifact, (PRESET, scheme), partial(build, checkpoint, scheme, artifact, build_rows))
+        build_once(artifact, (PRESET, scheme), partial(build, weights, scheme, artifact, build_rows))
         if not options.prepare:
             first_chunk(artifact, scheme, options.rows)
 
 
-def build(checkpoint: Path, scheme: str, artifact: Path, rows: Path | None) -> dict[str, Any]:
+def build(weights: Path, scheme: str, artifact: Path, rows: Path | None) -> dict[str, Any]:
     """Build an artifact with a KV cache of this scheme, append the rows of the build, and return its report."""
     arguments = ("--preset", PRESET, "--kv", scheme, "-o", str(artifact), "--force", "--json")
-    report: dict[str, Any] = last_json("-m", "seko_export", "build", str(checkpoint), *arguments)
+    report: dict[str, Any] = last_json("-m", "seko_export", "build", str(weights), *arguments)
     print(json.dumps(report), flush=True)
     if rows is None:
         return report

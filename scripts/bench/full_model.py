@@ -296,10 +296,31 @@ class FullModelBench:
         weights: Mapping[str, Tensor] | None = None,
     ) -> Iterator[Session]:
         """Open a session over a build's engines, or over others; of random weights, unless some are given."""
+        reference = golden_reference(config)
+        with (
+            self.pool(config, engines, captured=captured, wrap=wrap, weights=weights) as pool,
+            pool.open_session(
+                text=golden_text(config) if config.model.takes_text else None,
+                reference=None if reference is None else reference.numpy(),
+                inputs=golden_inputs(config, None),
+            ) as session,
+        ):
+            yield session
+
+    @contextmanager
+    def pool(
+        self,
+        config: VideoBuild,
+        engines: Engines | None = None,
+        *,
+        captured: bool = True,
+        wrap: Wrap | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[Pool]:
+        """Open a pool over a build's engines, or over others; of random weights, unless some are given."""
         self.forget()
         begun = time.monotonic()
         weights = random_weights(config) if weights is None else weights
-        reference = golden_reference(config)
         with (
             self.engines(config, weights, engines) as (manifest, loaded),
             torch.no_grad(),
@@ -307,36 +328,8 @@ class FullModelBench:
             Pool(
                 self._rows(manifest, loaded, wrap, weights, self._memory(config, engines, captured))
             ) as pool,
-            pool.open_session(
-                text=golden_text(config) if config.model.takes_text else None,
-                reference=None if reference is None else reference.numpy(),
-                inputs=golden_inputs(config, None),
-            ) as session,
         ):
-            self.say(f"{config.model.name}: ready after {time.monotonic() - begun:.0f} s")
-            yield session
-
-    @contextmanager
-    def pool(
-        self,
-        config: VideoBuild,
-        *,
-        engines: Engines | None = None,
-        wrap: Wrap | None = None,
-        weights: Mapping[str, Tensor] | None = None,
-    ) -> Iterator[Pool]:
-        """Open a pool over a build's engines; of random weights, unless some are given."""
-        self.forget()
-        weights = random_weights(config) if weights is None else weights
-        with (
-            self.engines(config, weights, engines) as (manifest, loaded),
-            torch.no_grad(),
-            attention_backends(config.target.device),
-            Pool(
-                self._rows(manifest, loaded, wrap, weights, self._memory(config, engines, engines is None))
-            ) as pool,
-        ):
-            self.say(f"{config.model.name}: a pool of {pool.capacity}")
+            self.say(f"{config.model.name}: a pool of {pool.capacity} after {time.monotonic() - begun:.0f} s")
             yield pool
 
     def _rows(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
+
+from scripts.bench.counting import chunk_times
 
 BF16 = torch.bfloat16
 COLD_BYTES = 200e6  # of weights that a graph cycles through: four times an L2 cache
@@ -23,28 +28,30 @@ def relative(ours: Tensor, expected: Tensor) -> float:
     return round(float((ours.float() - expected.float()).norm() / expected.float().norm()), 6)
 
 
-def microseconds(calls: list[Callable[[], object]]) -> float:
-    """Median of a call's time, of graphs that hold every call several times."""
-    for call in calls[:2]:
+def captured_ms(call: Callable[[], object], repeats: int = 4) -> float:
+    """Return the median milliseconds of a call, of a graph that holds it several times."""
+    for _ in range(2):
         call()
     torch.cuda.synchronize()
-    repeats = max(1, 24 // len(calls))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(repeats):
-            for call in calls:
-                call()
-    times = []
-    for _ in range(12):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * begin.elapsed_time(end) / repeats / len(calls))
-    return round(statistics.median(times[2:]), 3)
+            call()
+    return statistics.median(chunk_times(graph.replay, 12)[2:]) / repeats
+
+
+def measured_here() -> dict[str, str]:
+    """Return what a row of a table of tile sizes says of the GPU and the day."""
+    major, minor = torch.cuda.get_device_capability()
+    return {
+        "arch": f"sm_{major}{minor}",
+        "gpu": torch.cuda.get_device_name(),
+        "triton": triton.__version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
 
 
 def emit(**line: Any) -> None:
-    """Print a line of JSON."""
-    print(json.dumps(line), flush=True)
+    """Print a line of JSON; NaN, which JSON has not, becomes null."""
+    clean = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in line.items()}
+    print(json.dumps(clean), flush=True)

@@ -10,11 +10,8 @@ the 16-bit attention is faster than torch's to `tuned_attention_bf16.json`.
 from __future__ import annotations
 
 import argparse
-import datetime
 import faulthandler
-import functools
 import json
-import math
 import os
 import subprocess
 import sys
@@ -22,6 +19,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ import torch
 import triton.testing
 from torch import Tensor
 
+from scripts.bench.graph_timing import emit, measured_here
 from scripts.bench.kernel_shapes import (
     SHAPES,
     Shape,
@@ -122,12 +121,15 @@ def compile_one(tiles: AttentionTiles | None, shapes: Iterable[Shape]) -> None:
     torch.cuda.synchronize()
 
 
-def attention_inputs(shape: Shape, *, zeros: bool = False) -> tuple[Any, ...]:
+AttentionInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, OwnTokens]
+
+
+def attention_inputs(shape: Shape, *, zeros: bool = False) -> AttentionInputs:
     """Arguments of `attention_fp8` over a full cache."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def normal(*size: int) -> Tensor:
-        draw = torch.zeros if zeros else functools.partial(torch.randn, generator=generator)
+        draw = torch.zeros if zeros else partial(torch.randn, generator=generator)
         return draw(size, device="cuda")
 
     s = shape
@@ -154,8 +156,6 @@ class Bench:
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
-        major, minor = torch.cuda.get_device_capability()
-        self.arch = f"sm_{major}{minor}"
         self.left_out: list[str] = []
         self.times: dict[tuple[str, str], float] = {}  # (shape, name) to ms
         self.no_16_bits = ""  # why the 16-bit attention is not tried
@@ -182,7 +182,7 @@ class Bench:
             return f"ended with {done.returncode}: {lines[-1][:200]}" if lines else ""
 
         started = time.monotonic()
-        wanted = list(dict.fromkeys([safe_tiles(self.arch), *candidates()]))
+        wanted = list(dict.fromkeys([safe_tiles(measured_here()["arch"]), *candidates()]))
         with ThreadPoolExecutor(min(12, os.cpu_count() or 1)) as pool:
             self.no_16_bits, *failures = pool.map(child, [None, *wanted])
         emit(kind="compiled", seconds=time.monotonic() - started, candidates=len(wanted))
@@ -194,7 +194,7 @@ class Bench:
     def attention(self, shape: Shape, wanted: list[AttentionTiles]) -> None:
         """Time cuDNN's attention, then admit and time each candidate."""
         self.time(shape, cudnn_attention(shape, "cuda"))
-        *arguments, valid, own = attention_inputs(shape)
+        q, k, k_scale, v, v_scale, valid, own = attention_inputs(shape)
         rows = self.admitted.setdefault(shape.name, [])
         for tiles in wanted:
             if not self.has_time(f"{shape.name} attention {tiles}"):
@@ -205,7 +205,7 @@ class Bench:
                 emit(kind="attention", shape=shape.name, **line, refusal=verdict.refusal)
                 continue
             ms, half_ms = (
-                milliseconds(lambda tiles=tiles, seen=seen: attention_fp8(*arguments, seen, own, tiles))  # type: ignore[misc]
+                milliseconds(partial(attention_fp8, q, k, k_scale, v, v_scale, seen, own, tiles))
                 for seen in (valid, valid // 2)
             )
             row = {**line, "ms": ms, "tflops": shape.attention_flops / ms / 1e9, "half_full_ms": half_ms}
@@ -230,17 +230,14 @@ class Bench:
         if verdict.refusal:
             emit(kind="attention, 16 bits", shape=shape.name, refusal=verdict.refusal)
             return
-        *arguments, valid = exact_window(shape, "cuda")
-        ms, half_ms = (
-            milliseconds(lambda seen=seen: attention_bf16(*arguments, seen))  # type: ignore[misc]
-            for seen in (valid, valid // 2)
-        )
+        q, k, v, valid = exact_window(shape, "cuda")
+        ms, half_ms = (milliseconds(partial(attention_bf16, q, k, v, seen)) for seen in (valid, valid // 2))
         place = shape_class(1, shape.heads, shape.tokens)
         figures = {"error": verdict.error, "bound": verdict.bound, "ms": ms, "torch_ms": torch_ms}
         rates = {"tflops": shape.attention_flops / ms / 1e9, "half_full_ms": half_ms}
         emit(kind="attention, 16 bits", shape=shape.name, **figures, **rates)
         self.exact.setdefault(place, {
-            "arch": self.arch, "head_dim": shape.head_dim, "shape_class": place, **figures,
+            "head_dim": shape.head_dim, "shape_class": place, **figures,
             "measured_on": shape.name, **measured_here(),
         })  # fmt: skip
 
@@ -272,7 +269,8 @@ class Bench:
 
     def summary(self, rows_file: Path, shapes: list[Shape]) -> None:
         """Write tables and rows, and print the last line."""
-        best, table = {}, {}
+        best: dict[str, dict[str, Any]] = {}
+        table: dict[str, dict[str, Any]] = {}
         for shape in shapes:
             rows = sorted(self.admitted.get(shape.name, []), key=lambda row: row["ms"])
             cudnn = self.times.get((shape.name, "sdpa_cudnn_bf16"))
@@ -289,7 +287,6 @@ class Bench:
             best[shape.name] = entry
             place = shape_class(1, shape.heads, shape.tokens)
             row = {
-                "arch": self.arch,
                 "head_dim": shape.head_dim,
                 "shape_class": place,
                 "tiles": asdict(top["key"]),
@@ -316,22 +313,7 @@ class Bench:
         emit(kind="summary", best=best, left_out=self.left_out, gpu=torch.cuda.get_device_name())
 
 
-def measured_here() -> dict[str, str]:
-    """Return what a row of a table says of the place and the day."""
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "triton": triton.__version__,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }
-
-
 def milliseconds(run: Any) -> float:
     """Median time of one call inside a captured graph: without the host, as in an engine."""
     torch.cuda.synchronize()  # it is called on another stream
     return float(triton.testing.do_bench_cudagraph(run, rep=20, return_mode="median"))
-
-
-def emit(**line: Any) -> None:
-    """Print one JSON line; NaN, which JSON has not, becomes null."""
-    clean = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in line.items()}
-    print(json.dumps(clean), flush=True)

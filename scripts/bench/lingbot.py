@@ -222,7 +222,7 @@ class _Clock:
         if not self.calls:
             raise ValueError("no engine of the camera was called")
         if not self.on_gpu:
-            return 1e3 * sum(end - begin for begin, end in self.calls)
+            return float(1e3 * sum(end - begin for begin, end in self.calls))
         torch.cuda.synchronize()
         return float(sum(begin.elapsed_time(end) for begin, end in self.calls))
 

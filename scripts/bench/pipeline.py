@@ -8,7 +8,6 @@ whose frames are taken by the host as they come. In a trial models and VAEs are 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from scripts.bench import built
-from scripts.bench.children import last_json, run_python
+from scripts.bench.children import last_json
 from scripts.bench.counting import paced_times
 from scripts.bench.rows import append_row
 from seko_export.tools.inspection import percentile
@@ -151,14 +150,14 @@ def run(options: argparse.Namespace) -> None:
     """Measure the models of the case."""
     for name in options.models:
         if name == "sample":
-            artifact, shape, figure = _built(options.work / "sample", "--fp4-kv"), SAMPLE, (None, None)
-        else:
-            model = FULL[name].trial if options.small else FULL[name]
-            device = "cpu" if options.small else "cuda"
-            artifact = _full_size(options.work / name, model, device)
-            shape, figure = model.shape, (model.fps_figure, model.fps_goal, model.steps)
+            artifact = built.artifact(options.work / "sample", "--fp4-kv")
+            if not options.prepare:
+                measure(artifact, SAMPLE, options)
+            continue
+        model = FULL[name].trial if options.small else FULL[name]
+        artifact = _full_size(options.work / name, model)
         if not options.prepare:
-            measure(artifact, shape, options, *figure)
+            measure(artifact, model.shape, options, model.fps_figure, model.fps_goal, model.steps)
 
 
 def measure(
@@ -228,29 +227,10 @@ def _stream_ms(artifact: Path, chunks: int, steps: int | None, *, overlap: bool)
     }
 
 
-def _full_size(artifact: Path, model: FullSize, device: str) -> Path:
+def _full_size(artifact: Path, model: FullSize) -> Path:
     """Build a model with its VAE, both of random weights; builds of one model share its checkpoint."""
-    suffix, work = "pt" if model.form == "self-forcing" else "safetensors", artifact.parent
-    checkpoint, vae = work / f"{model.preset}.{suffix}", work / f"{model.vae}.pth"
-    make = "scripts/make_checkpoint.py"
-    with (work / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may make the same checkpoint
-        if not checkpoint.exists():
-            run_python(make, "--preset", model.preset, "--format", model.form, "--device", device, "-o",
-                       str(checkpoint))  # fmt: skip
-        if not vae.exists():
-            run_python(make, "--vae", model.vae, "-o", str(vae))
-    return _built(
-        artifact, str(checkpoint), "--preset", model.preset, *model.options, "--vae", str(vae), "--no-text"
+    work = artifact.parent
+    files = built.checkpoint(work, model.preset, model.form), built.vae_file(work, model.vae)
+    return built.artifact(
+        artifact, str(files[0]), "--preset", model.preset, *model.options, "--vae", str(files[1]), "--no-text"
     )
-
-
-def _built(artifact: Path, *arguments: str) -> Path:
-    """Build an artifact, unless this commit has done so."""
-
-    def build() -> dict[str, Any]:
-        last_json("-m", "seko_export", "build", *arguments, "-o", str(artifact), "--force", "--json")
-        return {}
-
-    built.build_once(artifact, arguments, build)
-    return artifact

@@ -82,14 +82,15 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
         ):
             yield session
         return
-    from scripts.bench.full_model import random_weights
+    from scripts.bench.full_model import as_video, random_weights
     from seko_export.artifact.describe import describe
     from seko_export.artifact.writer import hash_files
     from seko_export.backends import EAGER, export_backend
     from seko_export.backends.aoti import attention_backends
     from seko_export.engines.piece import dtype_name
     from seko_export.families.registry import graph_of
-    from seko_export.video.recording import eager_engine, golden_inputs, golden_text
+    from seko_export.goldens.eager import eager_engine
+    from seko_export.video.recording import golden_inputs, golden_text
     from seko_runtime.backends import open_backend
     from seko_runtime.backends.aoti import torch_memory
     from seko_runtime.format.manifest import Weight
@@ -104,12 +105,12 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
     )
     memory = torch_memory(place)
     if spec["eager"]:
-        manifest, backend = describe(config, EAGER, table, {}), None
+        manifest, backend = as_video(describe(config, EAGER, table, {})), None
         engines: Any = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
         memory.captures = False
     else:
         folder = Path(spec["engines"])
-        manifest = describe(config, export_backend("aoti"), table, hash_files(folder))
+        manifest = as_video(describe(config, export_backend("aoti"), table, hash_files(folder)))
         backend = open_backend("aoti", spec["device"])
         files = {engine.file: memoryview((folder / engine.file).read_bytes()) for engine in manifest.engines}
         engines = backend.load_engines(manifest, files)

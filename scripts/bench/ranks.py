@@ -101,7 +101,7 @@ def artifacts(options: argparse.Namespace) -> None:
             run_ranks(options, name, count, {"artifact": str(folder.absolute())})
             for name, count, folder in (("one", 1, single), ("several", ranks, several))
         ]
-        more |= compared(*reports, ranks)
+        more |= compared(reports[0], reports[1], ranks)
         append_skew(options.rows, f"sp{ranks}_s1_rank_skew_ms", shape, reports[1])
     except Exception as fault:  # the row itself does not hang on it
         traceback.print_exc()
@@ -166,7 +166,7 @@ def drawn(options: argparse.Namespace) -> None:
         step_ms=step[1],
         weights="random",
         engines="uncompiled" if options.eager else "aoti",
-        **compared(*reports, options.ranks),
+        **compared(reports[0], reports[1], options.ranks),
     )
     append_skew(options.rows, f"sp{options.ranks}_s5_rank_skew_ms", shape, reports[1])
     files = [np.load(options.work / f"{name}.npz") for name in counts]

@@ -17,12 +17,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from scripts.bench.built import build_once
-from scripts.bench.children import last_json, run_python
+from scripts.bench.built import artifact, checkpoint
 from scripts.bench.first_chunk import PRESET
 from scripts.bench.peers.shapes import SHAPES
 from scripts.bench.rows import append_row
@@ -47,15 +44,16 @@ with open_artifact(artifact) as opened, opened.open_session() as session:
 
 def run(options: argparse.Namespace) -> None:
     """Build our artifacts, measure them and the peer, and append the rows."""
-    ours = {name: options.work / name for name in ENGINES}
-    for name, artifact in ours.items():
-        build_once(artifact, (PRESET, name), partial(_build, options.work, name, artifact))
+    weights = str(checkpoint(options.work, PRESET))
+    ours = {
+        name: artifact(options.work / name, weights, "--preset", PRESET, *engine)
+        for name, engine in ENGINES.items()
+    }
     if options.prepare:
         return
     ends = time.monotonic() + options.seconds
     measured = {
-        name: stream_of(("-c", _OURS), (str(artifact),), options.chunks, ends)
-        for name, artifact in ours.items()
+        name: stream_of(("-c", _OURS), (str(folder),), options.chunks, ends) for name, folder in ours.items()
     }
     peer = stream_of(("-m", "scripts.bench.peers.flashdreams_child"), (), options.chunks, ends)
     print(json.dumps({"flashdreams": peer, **measured}), flush=True)
@@ -73,17 +71,6 @@ def run(options: argparse.Namespace) -> None:
                 continue
             on = f"{shape}, {name}, beside flashdreams {version}"
             append_row(options.rows, figure, on, own[key] / peer[key], unit, None, own=own, peer=peer)
-
-
-def _build(work: Path, name: str, artifact: Path) -> dict[str, Any]:
-    """Build one of our artifacts of random weights and return its report."""
-    checkpoint = work / f"{PRESET}.pt"
-    if not checkpoint.exists():
-        run_python("scripts/make_checkpoint.py", "--preset", PRESET, "--format", "self-forcing", "--device",
-                   "cuda", "-o", str(checkpoint))  # fmt: skip
-    arguments = ("--preset", PRESET, *ENGINES[name], "-o", str(artifact), "--force", "--json")
-    report: dict[str, Any] = last_json("-m", "seko_export", "build", str(checkpoint), *arguments)
-    return report
 
 
 def stream_of(

@@ -272,7 +272,7 @@ def hybrid(bench: Bench) -> None:
     """Sessions of the model of two passes and two window sizes; uncompiled engines, which take no less memory."""
     bench.weights.clear()
     config = bench.config(HYBRID_SESSIONS, hybrid=True)
-    with bench.pool(config, engines=eager_engines(config)) as pool:
+    with bench.pool(config, eager_engines(config), captured=False) as pool:
         filled(bench, pool, config, "talk_hybrid_sessions_fit", engines="uncompiled")
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from scripts.bench.counting import fill_chunks
 from scripts.bench.rows import append_row
-from seko_runtime import Pool
+from seko_runtime import Pool, VideoManifest
 from seko_serve.http.app import Application
 from seko_serve.live.device import Device
 from seko_serve.live.manager import SessionManager
@@ -84,18 +84,25 @@ class Served:
         return f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
 
     @property
+    def manifest(self) -> VideoManifest:
+        """The artifact's manifest."""
+        manifest = self.device.manifest
+        assert isinstance(manifest, VideoManifest)
+        return manifest
+
+    @property
     def opening(self) -> dict[str, object]:
         """Fields with which the artifact's sessions begin."""
-        return {"prompt": PROMPT} if self.device.manifest.workload.text else {}
+        return {"prompt": PROMPT} if self.manifest.workload.text else {}
 
     @property
     def chunk_frames(self) -> int:
         """Video frames of a chunk behind the first."""
-        video = self.device.manifest.workload.video
+        video = self.manifest.workload.video
         assert video is not None  # else the server would not have started
         return video.chunk_frames
 
-    def alone(self, work: Callable[[Pool], Any]) -> Any:
+    def alone(self, work: Callable[[Any], Any]) -> Any:
         """Run a function on the device's thread, while nobody is served."""
         assert self._loop is not None  # the server has started
         return asyncio.run_coroutine_threadsafe(self.device.call(work), self._loop).result()
@@ -125,12 +132,14 @@ def python(*arguments: object) -> str:
 def chunk_seconds_alone(sessions: int, chunks: int, pool: Pool) -> float:
     """Return the median seconds of a call of so many sessions of the runtime alone, its frames read by others."""
     stream = pool.manifest.workload.stream
-    prompt = {"prompt": PROMPT} if pool.manifest.workload.text else {}
+    prompt = PROMPT if pool.manifest.workload.text else None
     fill = fill_chunks(stream)
     times = []
     with ExitStack() as stack:
         readers = stack.enter_context(ThreadPoolExecutor(sessions))
-        opened = [stack.enter_context(pool.open_session(seed=seed, **prompt)) for seed in range(sessions)]
+        opened = [
+            stack.enter_context(pool.open_session(seed=seed, prompt=prompt)) for seed in range(sessions)
+        ]
         reading: list[Any] = []
         for _ in range(fill + chunks):
             began = time.perf_counter()
@@ -156,7 +165,7 @@ def overhead(
     floor: float | None = None,
 ) -> None:
     """Append ``serve_overhead``, which must reach the floor, if there is one."""
-    frames, fps = served.chunk_frames, served.device.manifest.workload.stream.fps
+    frames, fps = served.chunk_frames, served.manifest.workload.stream.fps
     alone_s = served.alone(partial(chunk_seconds_alone, sessions, 12))
     chunks = max(30, round(seconds / alone_s))
     report = served.load(

@@ -11,9 +11,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from scripts.bench.children import last_json, run_python
+from scripts.bench.built import checkpoint
+from scripts.bench.children import last_json
 from scripts.bench.rows import append_row
 
 NAMES = {"self-forcing-1.3b": "1p3b", "wan-14b": "14b"}
@@ -55,13 +54,9 @@ print(json.dumps({"sessions": count, "free_before": before, "last_chunk_s": chun
 
 def run(options: argparse.Namespace) -> None:
     """Measure each cache of the case."""
-    checkpoint = options.work / f"{options.preset}.pt"
-    if not checkpoint.exists():
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        run_python("scripts/make_checkpoint.py", "--preset", options.preset, "--format", "self-forcing", "--device",
-                   device, "-o", str(checkpoint))  # fmt: skip
+    weights = checkpoint(options.work, options.preset)
     for scheme in options.kv:
-        result = fitting(options, checkpoint, scheme)
+        result = fitting(options, weights, scheme)
         append_row(
             options.rows,
             f"sessions_fit_{NAMES.get(options.preset, options.preset)}_{scheme}",
@@ -73,26 +68,26 @@ def run(options: argparse.Namespace) -> None:
         )
 
 
-def fitting(options: argparse.Namespace, checkpoint: Path, scheme: str) -> dict[str, Any]:
+def fitting(options: argparse.Namespace, weights: Path, scheme: str) -> dict[str, Any]:
     """Return what the largest pool says that could be filled; 0 sessions and why, where not even one could."""
-    alone = tried(options, checkpoint, scheme, 1)
+    alone = tried(options, weights, scheme, 1)
     if "refused" in alone:  # at its build it says nothing else
         return {"sessions": 0, "refused_above": [alone.pop("refused")]} | alone
     count = min(options.most, 1 + alone["free_after"] // alone["row_bytes"])
-    refused = []
+    refused: list[str] = []
     for sessions in range(count, max(1, count - FEWER), -1):
-        result = tried(options, checkpoint, scheme, sessions)
+        result = tried(options, weights, scheme, sessions)
         if "refused" not in result:
             return result | {"refused_above": refused}
         refused.append(result["refused"])
     return alone | {"refused_above": refused}
 
 
-def tried(options: argparse.Namespace, checkpoint: Path, scheme: str, sessions: int) -> dict[str, Any]:
+def tried(options: argparse.Namespace, weights: Path, scheme: str, sessions: int) -> dict[str, Any]:
     """Build a pool of so many sessions, and fill it in a process of its own."""
     artifact = options.work / f"fit-{scheme}"
     try:
-        last_json("-m", "seko_export", "build", str(checkpoint), "--preset", options.preset, "--kv", scheme,
+        last_json("-m", "seko_export", "build", str(weights), "--preset", options.preset, "--kv", scheme,
                   *LAYOUT, "--sessions", str(sessions), "--batch", "1", "-o", str(artifact), "--force",
                   "--json")  # fmt: skip
     except SystemExit as fault:  # the new artifact is replayed at the end of its build, as large as it is

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.bench.children import run_python
+from scripts.bench.built import artifact
 from scripts.bench.rows import append_row
 from seko_runtime import Pool, Session, open_artifact
 
@@ -91,12 +91,9 @@ class Teller:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Build a pool unless there is one, soak it and append the row."""
-    artifact = options.work / "pool"
-    if not artifact.exists():
-        pool = ("--sessions", str(options.threads), "--batch", "1")
-        run_python("-m", "seko_export", "build", *options.build, *pool, "-o", str(artifact))
-    soak(artifact, options)
+    """Build a pool, soak it and append the row."""
+    pool = ("--sessions", str(options.threads), "--batch", "1")
+    soak(artifact(options.work / "pool", *options.build, *pool), options)
 
 
 def soak(path: Path, options: argparse.Namespace) -> None:
@@ -104,7 +101,7 @@ def soak(path: Path, options: argparse.Namespace) -> None:
     rng = random.Random(options.seed)
     told = -(-options.chunks // STORY_CHUNKS)
     stories = [random_story(rng, number) for number in range(min(STORIES, told))]
-    with open_artifact(path) as artifact, artifact.open_pool() as pool:
+    with open_artifact(path) as opened, opened.open_pool() as pool:
         if pool.capacity < options.threads:
             raise SystemExit(f"{path} has a pool of {pool.capacity} sessions for {options.threads} threads")
         teller, begun = Teller(pool), time.monotonic()
@@ -131,9 +128,9 @@ def soak(path: Path, options: argparse.Namespace) -> None:
         with ThreadPoolExecutor(options.threads) as threads:
             for future in [threads.submit(work, thread) for thread in range(options.threads)]:
                 future.result()
-        stream = artifact.manifest.workload.stream
+        stream = opened.manifest.workload.stream
         shape = (
-            f"{artifact.manifest.name}, {stream.height}x{stream.width}, ring {stream.ring_frames}, "
+            f"{opened.manifest.name}, {stream.height}x{stream.width}, ring {stream.ring_frames}, "
             f"{options.threads} threads on a pool of {pool.capacity} in calls of {pool.manifest.call_rows}"
         )
         append_row(

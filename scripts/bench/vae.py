@@ -150,9 +150,15 @@ def described(config: VideoBuild, name: str) -> str:
     )
 
 
+def wan_vae(config: VideoBuild) -> WanVaeConfig:
+    """Return a build's VAE."""
+    assert isinstance(config.workload.vae, WanVaeConfig)
+    return config.workload.vae
+
+
 def in_fp8(config: VideoBuild) -> bool:
     """Return whether the decoder has fp8 convolutions."""
-    return config.workload.vae is not None and config.workload.vae.computes_fp8
+    return wan_vae(config).computes_fp8
 
 
 def compare(
@@ -243,7 +249,7 @@ def differences(
 def eager_reference(config: VideoBuild, weights: dict[str, Tensor], dtype: torch.dtype) -> Reference:
     """Return diffusers' decoder with these weights, or ours called as diffusers calls its own: of latents
     [1, z, F, h, w] float32, normalised, to video [1, 3, T, H, W] in -1..1."""
-    vae, device = config.workload.vae or WanVaeConfig(), config.target.device
+    vae, device = wan_vae(config), config.target.device
     statistics = {n: t.to(device).view(-1, 1, 1, 1) for n, t in latent_statistics(vae, torch.float32).items()}
 
     def unnormalised(latents: Tensor) -> Tensor:
@@ -261,7 +267,7 @@ def own_decoder(
     config: VideoBuild, weights: dict[str, Tensor], dtype: torch.dtype
 ) -> Callable[[Tensor], Tensor]:
     """Return our modules with torch's convolutions as a decoder of whole clips, one latent a call."""
-    vae = config.workload.vae or WanVaeConfig()
+    vae = wan_vae(config)
     halves: dict[bool, nn.Module] = {}
     for first in (True, False):
         half = VaeDecode(vae, first=first, frames=1, dtype=dtype).eval().requires_grad_(False)

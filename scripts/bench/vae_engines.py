@@ -191,7 +191,8 @@ def diffusers_vae(vae: WanVaeConfig, weights: Mapping[str, Tensor]) -> tuple[str
     except ImportError as fault:
         print(f"diffusers is not importable ({fault}): our own eager modules stand in", flush=True)
         return None
-    model = AutoencoderKLWan.from_config(vae_diffusers_config(vae))
+    theirs: Any = AutoencoderKLWan  # untyped
+    model = theirs.from_config(vae_diffusers_config(vae))
     names = vae_diffusers_names(vae)
     model.load_state_dict({names[name]: weights[name] for name in names})
     return f"diffusers {diffusers.__version__}, eager", model.eval().requires_grad_(False)

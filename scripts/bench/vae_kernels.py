@@ -16,10 +16,8 @@ mean nothing, and nothing is compiled.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -31,10 +29,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-import triton
 from torch import Tensor
 
-from scripts.bench.graph_timing import emit, relative
+from scripts.bench.counting import chunk_times
+from scripts.bench.graph_timing import captured_ms, emit, measured_here, relative
 from scripts.bench.vae_layers import (
     DEVICE,
     DTYPE,
@@ -75,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
     table = options.admit or options.work / "table.json"
     emit(
         kind="cases",
-        gpu=gpu_name(),
+        gpu=place()["gpu"],
         operations=sum(c.operations * n for g in groups.values() for c, n in g.items()),
     )
     running = {(case, tiles) for case, tiles in kernels_of(groups, options.tiles)}
@@ -94,7 +92,7 @@ def run(options: argparse.Namespace) -> None:
     timed = time_candidates(groups, running, options.tiles, deadline)
     admissions, refused = admit_fastest(groups, timed, options.seconds * ADMIT_SHARE)
     if refused:
-        write_table(table, [], [(architecture(), key) for key in refused])
+        write_table(table, [], [(place()["arch"], key) for key in refused])
     compare_layers(groups, admissions, table, deadline)
 
 
@@ -285,13 +283,7 @@ def compare_layers(
 ) -> None:
     """Time each layer with torch's convolution and with the kernel. Write the tile sizes where the kernel won, and
     remove those of an earlier run where it lost."""
-    here = {
-        "arch": architecture(),
-        "gpu": gpu_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }
+    here = place()
     torchs: dict[Convolution, float] = {}  # of the same convolution in bfloat16
     fastest: dict[Convolution, float] = {}  # of torch's and of the kernel's forms before, in bfloat16
     for key, cases in groups.items():
@@ -325,12 +317,12 @@ def compare_layers(
     emit(kind="summary", **here)
 
 
-def architecture() -> str:
-    """Return this GPU's architecture, as the table names it."""
-    if INTERPRETED:
-        return "interpreter"
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}"
+def place() -> dict[str, str]:
+    """Return what a row of the table says of the GPU and the day."""
+    here = (
+        {"arch": "interpreter", "gpu": "none", "triton": "", "date": ""} if INTERPRETED else measured_here()
+    )
+    return here | {"torch": torch.__version__}
 
 
 def total_milliseconds(cases: Counter[Case], tiles: ConvTiles | None) -> float:
@@ -360,27 +352,6 @@ def layer_milliseconds(case: Case, tiles: ConvTiles | None) -> float:
 
 def milliseconds(call: Callable[[], object]) -> float:
     """Return the median of a call's time: on a GPU of captured calls, replayed."""
-    call()
     if INTERPRETED:
-        began = time.perf_counter()
-        call()
-        return 1e3 * (time.perf_counter() - began)
-    call()
-    torch.cuda.synchronize()
-    graph, repeats = torch.cuda.CUDAGraph(), 4
-    with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            call()
-    times = []
-    for _ in range(7):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / repeats)
-    return round(statistics.median(times[2:]), 4)
-
-
-def gpu_name() -> str:
-    return "none" if INTERPRETED else torch.cuda.get_device_name()
+        return min(chunk_times(call, 2))
+    return round(captured_ms(call), 4)

@@ -122,7 +122,9 @@ def cases_of(config: WanVaeConfig, height: int, width: int, latents: int, *, fir
 
     def hook(module: nn.Module, _: Any, y: Tensor) -> None:
         weight = module.weight
-        taps = (1, *weight.shape[2:]) if weight.dim() == 4 else tuple(weight.shape[2:])
+        assert isinstance(weight, Tensor)
+        height, width = weight.shape[-2:]
+        taps = (1 if weight.dim() == 4 else weight.shape[2], height, width)
         if taps[-1] == 1 and taps[0] == 1:  # a matrix product
             return
         frames = y.shape[0] if y.dim() == 4 else y.shape[2]
@@ -255,11 +257,14 @@ class Layer(nn.Module):
 
     def use_kernel(self, tiles: ConvTiles) -> None:
         """Convolve by the kernel, with the same weights."""
-        gamma = self.norm[0].gamma if self.norm is not None and self.fp8 else None
+        norm = None if self.norm is None else self.norm[0]
+        gamma = norm.gamma if isinstance(norm, RmsNorm) and self.fp8 else None
         if isinstance(self.convolution, Upsample) and self.doubled:
             use_doubling(self.convolution, tiles)
         elif isinstance(self.convolution, Upsample):
-            self.convolution.resample[1] = OwnConvolution(self.convolution.resample[1], tiles)
+            plain = self.convolution.resample[1]
+            assert isinstance(plain, nn.Conv2d)
+            self.convolution.resample[1] = OwnConvolution(plain, tiles)
         elif isinstance(self.convolution, CausalConv3d):
             self.convolution = OwnConvolution(self.convolution, tiles, gamma)
         if self.norm is not None:

@@ -281,7 +281,7 @@ def queued_ms(run: Callable[[], Any], count: int) -> float:
                 run()
             end.record()
             end.synchronize()
-            times_ms.append(begin.elapsed_time(end) / count)
+            times_ms.append(float(begin.elapsed_time(end)) / count)
         else:
             began = time.perf_counter()
             run()

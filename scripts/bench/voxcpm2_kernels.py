@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import itertools
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ import torch
 import triton
 from torch import Tensor
 
-from scripts.bench.graph_timing import BF16, COLD_BYTES, emit, microseconds, normal, relative
+from scripts.bench.graph_timing import BF16, COLD_BYTES, captured_ms, emit, measured_here, normal, relative
 from scripts.kernel_admission.rows import admit_rows
 from seko_export.families.voxcpm2.config import NetConfig
 from seko_export.families.voxcpm2.presets import FULL, PRESETS
@@ -134,14 +133,7 @@ def run(options: argparse.Namespace) -> None:
 
 def admit(deadline: float) -> list[dict[str, Any]]:
     """Time what the table may take at every matrix; return the table's rows of what was faster and right."""
-    major, minor = torch.cuda.get_device_capability()
-    here = {
-        "arch": f"sm_{major}{minor}",
-        "gpu": torch.cuda.get_device_name(),
-        "triton": triton.__version__,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }
-    rows = []
+    here, rows = measured_here(), []
     for matrix, fp8 in itertools.product(ADMITTED, (False, True)):
         if time.monotonic() > deadline:
             emit(kind="left out", matrix=str(matrix), fp8=fp8)
@@ -241,18 +233,19 @@ def tile_microseconds(matrix: Matrix, tiles: RowTiles, *inputs: Any) -> float:
     first = run_tiles(matrix, tiles, x, norm, weights[:1], scales[:1], hidden)[0]
     if (difference := relative(first, by_torch(matrix, x, norm, weights[0], scales[0], hidden))) > 0.02:
         raise ValueError(f"{difference} off torch's result")
-    return microseconds([lambda: run_tiles(matrix, tiles, *inputs)]) / len(weights)
+    return microseconds(lambda: run_tiles(matrix, tiles, *inputs), len(weights))
 
 
 def torch_microseconds(matrix: Matrix, *inputs: Any) -> float:
     """Time torch's ops, uncompiled and captured."""
     x, norm, weights, scales, hidden = inputs
-    return microseconds(
-        [
-            lambda w=w, s=s: by_torch(matrix, x, norm, w, s, hidden)
-            for w, s in zip(weights, scales, strict=True)
-        ]  # type: ignore[misc]
-    )
+    pairs = list(zip(weights, scales, strict=True))
+    return microseconds(lambda: [by_torch(matrix, x, norm, *pair, hidden) for pair in pairs], len(pairs))
+
+
+def microseconds(calls: Callable[[], object], count: int) -> float:
+    """Return the microseconds of one of ``count`` calls that are made together."""
+    return round(1e3 * captured_ms(calls, max(1, 24 // count)) / count, 3)
 
 
 def by_torch(

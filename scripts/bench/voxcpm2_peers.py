@@ -219,11 +219,11 @@ class Peer:
         """Bytes of weights that a step reads."""
         calls = {"decoder": len(self.sizes)}
         return sum(
-            calls.get(name, 1) * getattr(weights, field.name).nbytes
+            calls.get(name, 1) * int(getattr(weights, field.name).nbytes)
             for name, layers in self.nets.items()
             for weights in layers
             for field in fields(LayerWeights)
-        ) + sum(getattr(self.between, field.name).nbytes for field in fields(Projections))
+        ) + sum(int(getattr(self.between, field.name).nbytes) for field in fields(Projections))
 
 
 def runners(peer: Peer) -> Mapping[str, Callable[[], Callable[[], object]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -175,15 +176,15 @@ def judge_world(
 
 def draw_world_sheet(
     path: Path, dit: CameraDit, vae: FrozenVae, texts: PromptTexts, sigmas: tuple[float, ...], device: str, *,
-    chunks: int,
+    chunks: int, keys: Sequence[str] = SHEET_KEYS,
 ) -> None:  # fmt: skip
     """Draw walks: for each key, what was to be seen above what the model shows, a picture each latent frame or two; the
     last two change their prompt.
     """
     size = dit.stream.chunk_frames
-    keys = [f"{key}-{VIDEO_PER_LATENT * chunks * size}" for key in SHEET_KEYS]
+    held = [f"{key}-{VIDEO_PER_LATENT * chunks * size}" for key in keys]
     plain, changed = (
-        draw_walks(len(keys), chunks, size, SEED + 4, device, switched=share, keys=keys)
+        draw_walks(len(held), chunks, size, SEED + 4, device, switched=share, keys=held)
         for share in (0.0, 1.0)
     )
     lines = []

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from scripts.train_sample.camera_dit import CameraDit, begin, to_checkpoint
-from scripts.train_sample.judge_world import FOCAL_LENGTH, draw_world_sheet, judge_world
+from scripts.train_sample.judge_world import FOCAL_LENGTH, SHEET_KEYS, draw_world_sheet, judge_world
 from scripts.train_sample.progress import (
     MUON,
     Options,
@@ -211,8 +211,10 @@ def stage(folder: Path, options: Options) -> dict[str, Any]:
     write_sample(folder, run, config)
     judged = CameraDit(config.model, config.stream).to(device).requires_grad_(False).eval()
     fill(dict(judged.named_parameters()), run.ema)
-    size = SHORT if options.rehearse else LONG
-    draw_world_sheet(folder / SHEET, judged, vae, texts, config.sigmas, device, chunks=size["chunks"])
+    size, keys = (SHORT, SHEET_KEYS[:3]) if options.rehearse else (LONG, SHEET_KEYS)
+    draw_world_sheet(
+        folder / SHEET, judged, vae, texts, config.sigmas, device, chunks=size["chunks"], keys=keys
+    )
     report = judge_world(judged, vae, texts, config.sigmas, device, **size)
     (folder / REPORT).write_text(json.dumps(report) + "\n", encoding="utf-8")
     return run.report() | report

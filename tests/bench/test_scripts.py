@@ -1,9 +1,8 @@
-"""Scripts that only a GPU runs whole: what they import is there, and their configurations are made."""
+"""Benches that only a GPU runs whole: their builds, captures and configurations."""
 
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,38 +17,6 @@ from safetensors import safe_open
 from scripts.bench.peers import child
 from scripts.bench.rows import COMMIT
 from seko_runtime.backends.torch_memory import CpuMemory
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-OURS = ("scripts", "seko_export", "seko_kernels", "seko_runtime", "seko_serve")
-FILES = sorted(file.relative_to(SCRIPTS) for file in SCRIPTS.rglob("*.py"))
-
-
-def imported(file: Path) -> set[tuple[str, str]]:
-    """Return modules of this project and the names that a script takes from them, in functions too."""
-    imports = set()
-    for node in ast.walk(ast.parse((SCRIPTS / file).read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.split(".")[0] in OURS:
-            imports |= {(node.module, name.name) for name in node.names}
-    return imports
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries, as Ray imports them
-@pytest.mark.parametrize("file", FILES, ids=str)
-def test_every_name_that_a_script_imports_is_there(file: Path) -> None:
-    missing = []
-    for module, name in sorted(imported(file)):
-        try:
-            there = hasattr(importlib.import_module(module), name)
-        except ModuleNotFoundError as fault:
-            if (fault.name or "").split(".")[0] in (*OURS, module.split(".")[0]):
-                missing.append(f"{module} ({fault})")
-            continue  # of a package that is not installed here
-        if not there:
-            try:
-                importlib.import_module(f"{module}.{name}")
-            except ModuleNotFoundError:
-                missing.append(f"{module}.{name}")
-    assert not missing
 
 
 def test_engines_of_a_run_that_was_cut_off_are_compiled_anew_and_then_used(

@@ -109,8 +109,10 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
     from scripts.bench import counting
     from scripts.bench.peers.check import FP8_LATENTS, LOSSY_LATENTS, Verdict, bounds, latents_errors
     from seko_runtime import open_artifact
+    from seko_runtime.video.artifact import video_artifact
 
-    with open_artifact(Path(job["artifact"])) as artifact:
+    with open_artifact(Path(job["artifact"])) as opened:
+        artifact = video_artifact(opened)
         manifest = artifact.manifest
         s, passes = manifest.workload.stream, manifest.workload.schedule.denoise_passes + 1
         wrapped_chunk = -(-s.cache_frames // s.chunk_frames)
@@ -141,8 +143,10 @@ def batch(job: dict[str, Any]) -> dict[str, Any]:
     """Time an artifact of several rows, each at another chunk, all caches full."""
     from scripts.bench import counting
     from seko_runtime import open_artifact
+    from seko_runtime.video.artifact import video_artifact
 
-    with open_artifact(Path(job["artifact"])) as artifact:
+    with open_artifact(Path(job["artifact"])) as opened:
+        artifact = video_artifact(opened)
         s = artifact.manifest.workload.stream
         with artifact.open_together() as session:
             for later in session.sessions[1:]:
@@ -173,11 +177,13 @@ def eager_vae(job: dict[str, Any]) -> dict[str, Any]:
     """Time diffusers' VAE decoding one chunk, as `vae` does it."""
     from scripts.bench import vae
     from scripts.bench.peers.shapes import SHAPES
+    from scripts.bench.vae_engines import random_weights
     from seko_export.media.wan_vae.config import WanVaeConfig
     from seko_export.media.wan_vae.modules import latent_statistics
 
-    config = SHAPES[job["shape"]].config(_device()).changed(vae=WanVaeConfig())
-    weights = vae.random_weights(config.workload.vae) | latent_statistics(config.workload.vae, torch.float32)
+    wan = WanVaeConfig()
+    config = SHAPES[job["shape"]].config(_device()).changed(vae=wan)
+    weights = random_weights(wan) | latent_statistics(wan, torch.float32)
     latents = vae.some_latents(config, vae.CHUNKS).to(config.target.device)
     decoder = vae.eager_reference(config, weights, config.target.dtype)
     times, _ = vae.eager_times(decoder, latents, job["chunks"])

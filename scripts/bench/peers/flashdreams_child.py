@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from importlib.machinery import ModuleSpec
+from typing import Any
 
 import torch
 
@@ -47,7 +48,7 @@ def main() -> None:
     model = model.to("cuda").eval()
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.02)
-    on = {"device": "cuda", "dtype": torch.bfloat16}
+    on: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     text = torch.randn(1, network.text_len, network.text_dim, **on)
     with torch.no_grad():
         cache = model.initialize_autoregressive_cache(

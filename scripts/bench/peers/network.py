@@ -178,7 +178,8 @@ def make_network(config: VideoBuild, weights: Mapping[str, Tensor], text: Tensor
     for number in range(m.layers):
         prefix = f"blocks.{number}."
         text_k, text_v = _filled(lambda: PromptKv(m, dtype), weights, f"{prefix}cross_attn.")(context)
-        layers.append(Layer(*(weights[prefix + name] for name in _LAYER_NAMES), text_k, text_v))
+        own = (weights[prefix + name] for name in _LAYER_NAMES)
+        layers.append(Layer._make((*own, text_k, text_v)))
     return Network(
         config,
         _filled(lambda: Embed(m, s, dtype, key_rotary=False), weights, ""),

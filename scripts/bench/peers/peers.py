@@ -110,7 +110,8 @@ class EagerPeer:
                 network.config.model, layer, hidden, pending, inputs, attend, fused_qkv=False
             )
         assert pending is not None  # a model has layers
-        return network.head(gated_residual(hidden, *pending), time)
+        velocity: Tensor = network.head(gated_residual(hidden, *pending), time)
+        return velocity
 
     def _attend(self, cache: CountedKv, place: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.store.attend(cache, q, k, v, place)
