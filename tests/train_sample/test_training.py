@@ -36,7 +36,7 @@ MICRO = DitTraining(
     renew_every=0,
     learning_rate=1e-2,
 )
-MICRO_VAE = VaeTraining(base_dim=2, images=4, clips=((5, 2),), learning_rate=2e-2)
+MICRO_VAE = VaeTraining(base_dim=2, images=2, clips=((5, 1),), learning_rate=2e-2)
 
 
 def options() -> Options:
