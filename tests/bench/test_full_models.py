@@ -85,9 +85,12 @@ def test_every_part_of_seko_talk_makes_its_row(tmp_path: Path) -> None:
 def test_every_part_of_worlds_makes_its_row(tmp_path: Path) -> None:
     report, rows = run(tmp_path, "matrix_game")
     assert report["failed"] == {}
-    fps, compiled, key, sessions, late = rows
+    fps, fps_parts, compiled, key, key_parts, sessions, late = rows
     figures = ["mg2_fps", "mg2_step_vs_compiled", "serve_key_to_picture", "worlds_sessions", "worlds_misses"]
-    assert [row["figure"] for row in rows] == figures
+    assert list(dict.fromkeys(row["figure"] for row in rows)) == figures
+    for whole, parts in ((fps, fps_parts), (key, key_parts)):
+        assert (whole["figure"], "by single latents" in whole["shape"]) == (parts["figure"], False)
+        assert "by single latents" in parts["shape"]
     assert fps["value"] == pytest.approx(1e3 * 12 / fps["chunk_ms"])  # a chunk of three latent frames
     assert compiled["value"] == round(compiled["chunk_ms"] / compiled["compiled_ms"], 6)
     assert key["presses"] == 2
