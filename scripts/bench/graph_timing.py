@@ -42,10 +42,10 @@ def captured_ms(call: Callable[[], object], repeats: int = 4) -> float:
 
 def measured_here() -> dict[str, str]:
     """Return what a row of a table of tile sizes says of the GPU and the day."""
-    major, minor = torch.cuda.get_device_capability()
+    gpu = torch.cuda.is_available()
     return {
-        "arch": f"sm_{major}{minor}",
-        "gpu": torch.cuda.get_device_name(),
+        "arch": "sm_{}{}".format(*torch.cuda.get_device_capability()) if gpu else "interpreter",
+        "gpu": torch.cuda.get_device_name() if gpu else "none",
         "triton": triton.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }

@@ -319,10 +319,8 @@ def compare_layers(
 
 def place() -> dict[str, str]:
     """Return what a row of the table says of the GPU and the day."""
-    here = (
-        {"arch": "interpreter", "gpu": "none", "triton": "", "date": ""} if INTERPRETED else measured_here()
-    )
-    return here | {"torch": torch.__version__}
+    own = {"arch": "interpreter", "gpu": "none"} if INTERPRETED else {}
+    return measured_here() | own | {"torch": torch.__version__}
 
 
 def total_milliseconds(cases: Counter[Case], tiles: ConvTiles | None) -> float:
