@@ -105,7 +105,9 @@ def copies(x: torch.Tensor, rank: int) -> dict[str, Callable[[], None]]:
     from torch.distributed import _symmetric_memory as symmetric
 
     own = symmetric.empty(x.shape, dtype=x.dtype, device=x.device)
-    handle = symmetric.rendezvous(own, group=dist.group.WORLD)
+    world = dist.group.WORLD
+    assert world is not None  # the ranks have met
+    handle = symmetric.rendezvous(own, group=world)
     peers = [handle.get_buffer(peer, x.shape, x.dtype)[rank] for peer in range(len(x))]
     streams = [torch.cuda.Stream() for _ in peers]
 
@@ -152,5 +154,5 @@ def milliseconds(run: Callable[[], object], device: torch.device) -> float:
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / REPEATS)
+        times.append(float(begin.elapsed_time(end)) / REPEATS)
     return statistics.median(times)
