@@ -101,7 +101,7 @@ def chunk(bench: Bench) -> None:
     bench.compile(configs)
     for config in configs:
         with bench.opened(config) as session:
-            times = steered(session, config, bench.options.chunks)
+            times: dict[str, Any] = steered(session, config, bench.options.chunks)
             camera_bytes = sum(
                 buffer.nbytes for buffer in session.manifest.buffers if buffer.name.startswith("chunk.camera")
             )

@@ -115,7 +115,7 @@ class Measured:
     times: dict[str, float]
     audio_ms: float
     calls: int
-    launches: dict[str, int]
+    launches: dict[str, Any]
     peak_bytes: int
 
     @property
@@ -276,7 +276,7 @@ def hybrid(bench: Bench) -> None:
         filled(bench, pool, config, "talk_hybrid_sessions_fit", engines="uncompiled")
 
 
-def filled(bench: Bench, pool: Pool, config: VideoBuild, figure: str, **more: object) -> None:
+def filled(bench: Bench, pool: Pool, config: VideoBuild, figure: str, **more: Any) -> None:
     """Open as many sessions as a pool has room for, make some chunks of each, and append a row of how many they are."""
     sessions, chunk_s = [opened_session(pool, config, seed) for seed in range(pool.capacity)], []
     for number in range(CHUNKS_EACH):
