@@ -85,8 +85,9 @@ def test_every_part_of_seko_talk_makes_its_row(tmp_path: Path) -> None:
 def test_every_part_of_worlds_makes_its_row(tmp_path: Path) -> None:
     report, rows = run(tmp_path, "matrix_game")
     assert report["failed"] == {}
-    fps, fps_parts, compiled, key, key_parts, sessions, late = rows
-    figures = ["mg2_fps", "mg2_step_vs_compiled", "serve_key_to_picture", "worlds_sessions", "worlds_misses"]
+    fps, fps_parts, compiled, key, key_parts, _, _, sessions, late = rows
+    figures = ["mg2_fps", "mg2_step_vs_compiled", "serve_key_to_picture", "serve_key_to_shown"]
+    figures += ["worlds_sessions", "worlds_misses"]
     assert list(dict.fromkeys(row["figure"] for row in rows)) == figures
     for whole, parts in ((fps, fps_parts), (key, key_parts)):
         assert (whole["figure"], "by single latents" in whole["shape"]) == (parts["figure"], False)
