@@ -44,10 +44,6 @@ class Bench(FullModelBench):
         (vae,) = (vae for vae in VAES if vae.z_dim == config.model.out_channels)
         return config.changed(vae=vae)
 
-    def folder(self, config: VideoBuild) -> Path:
-        """Return where a build's engines lie."""
-        return self.options.work / config.model.name
-
 
 class RandomWorld(SekoWorld):
     """A pool's model as liveframe's `WorldBackend`."""
@@ -57,7 +53,7 @@ class RandomWorld(SekoWorld):
         self._config, self._pool = config, pool
 
     @property
-    def manifest(self) -> VideoManifest:  # type: ignore[override]
+    def manifest(self) -> VideoManifest:
         """The pool's manifest."""
         return self._pool.manifest
 
