@@ -6,11 +6,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import wrap_triton
 
 from seko_kernels.checks import expect, expect_dims
 from seko_kernels.errors import KernelsError
-from seko_kernels.ops import FLOAT_DTYPES, stand_in, takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, kernel_op, stand_in, takes_kernels
 from seko_kernels.triton.over_time import OVER_TIME_TILE, OVER_TIME_WARPS, over_time_kernel
 
 QK_EPS = 1e-6  # of the norm of queries and keys
@@ -114,7 +114,7 @@ def attention_over_time(
     return result
 
 
-@triton_op("seko::attention_over_time", mutates_args={})
+@kernel_op("seko::attention_over_time", mutates_args=())
 def _attention_over_time_cuda(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, filled: Tensor, rows: Tensor, slots: int
 ) -> Tensor:
