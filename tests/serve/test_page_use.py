@@ -215,6 +215,21 @@ def test_who_comes_sees_the_example_move_where_a_place_is_free(start: Starter) -
         assert late.value("document.getElementById('start').textContent") == "Start"
 
 
+def test_a_page_begins_though_the_place_that_it_left_is_not_free_at_once(start: Starter) -> None:
+    server = start(shown_opener)
+    full_at_first = (
+        "const plain = window.fetch; let asked = 0;"
+        "window.fetch = (url, ...more) => String(url).endsWith('/ready') && !asked++"
+        " ? Promise.resolve(Response.json({status: 'ready', free: 0, capacity: 1})) : plain(url, ...more);"
+    )
+    with open_page("about:blank") as page:
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=full_at_first)
+        page.call("Page.navigate", url=f"{server.url}/")
+        page.until("location.protocol === 'http:' && document.readyState === 'complete'")
+        page.until(f"{FRAMES} > 5")
+        assert page.problems == []
+
+
 def test_nothing_moves_by_itself_for_who_wants_less_motion(start: Starter) -> None:
     server = start(shown_opener)
     with open_page(f"{server.url}/", "--force-prefers-reduced-motion") as page:

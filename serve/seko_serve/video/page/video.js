@@ -17,6 +17,7 @@ import { PictureWell } from "./wells.js";
 const FIGURES_MS = 2000; // over which frames a second are counted; a video without a frame for so long is not live
 const STILL_MS = 3500; // without a frame: what is only slow goes on meanwhile
 const MEASURE_MS = 500;
+const LEFT_MS = 700, LEFT_TRIES = 4; // within which a server frees the place of a page that was left
 const RUNNING = ["pause", "restart", "record", "stop"]; // buttons of a session
 const NOTHING = { takes: {}, controls: {}, limits: {}, viewer: {} }; // of a model of which one sees the video alone
 
@@ -229,10 +230,19 @@ function giveUp() {
 
 /** Show who comes what it does: begin with the artifact's own example, if a place is free. */
 async function showMotion({ prompts, pictures }) {
-  const still = document.hidden || matchMedia("(prefers-reduced-motion: reduce)").matches;
-  if (connection || trying || still || filmed() || find("start").disabled || !(prompts.length || pictures.length)) return;
-  const { free } = await request(base, "ready", key()).catch(() => ({ free: 0 })); // a gateway's answer names no places
-  if (free > 0 && !connection && !trying) await startWith(find("prompt").value.trim());
+  const prompt = find("prompt").value, still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  if (still || filmed() || !(prompts.length || pictures.length)) return;
+  const untouched = () => !connection && !trying && !document.hidden && !find("start").disabled && find("prompt").value === prompt;
+  if (untouched() && await placeFree() && untouched()) await startWith(prompt.trim());
+}
+
+/** Whether the server has a place: this page itself, loaded again, may still hold the one that it left. */
+async function placeFree() {
+  for (let tries = 1; ; tries += 1) {
+    const { free } = await request(base, "ready", key()).catch(() => ({})); // a gateway's answer names no places
+    if (free !== 0 || tries === LEFT_TRIES) return free > 0;
+    await new Promise((resolve) => { setTimeout(resolve, LEFT_MS); });
+  }
 }
 
 /** What this browser plays, the best first. */
