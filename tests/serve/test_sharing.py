@@ -216,6 +216,7 @@ def test_a_link_shows_the_video_to_another_person_who_has_no_key(start: Starter)
         page.value("document.getElementById('share').click(), true")
         link = page.until("document.getElementById('link-text').value")
         assert page.value("document.getElementById('link').checkVisibility()")
+        assert page.value("document.getElementById('link-near').checkVisibility()")  # as it is at 127.0.0.1
         other = opened.enter_context(open_page(link))
         other.until(f"{FRAMES} > 20 && {state} === 'Live'")
         shown = (

@@ -5,6 +5,8 @@ import { base, find, key } from "./frame.js";
 /** The session that the page's address shows, and its token; null on a page of one's own. */
 export const WATCHED = /^#watch=([\w-]+)\.([\w-]+)$/.exec(location.hash);
 
+const LOOPBACK = /^(localhost|127\.[\d.]+|\[::1\])$/;
+
 /** Let the button Share open its sheet, with a link to the session whose id `session()` says. */
 export function share(stage, session) {
   document.body.classList.toggle("watching", Boolean(WATCHED));
@@ -16,6 +18,7 @@ export function share(stage, session) {
   return async () => {
     const { watch: token } = await request(base, `v1/sessions/${session()}/watch`, key(), undefined, {}, "POST");
     find("link-text").value = new URL(`#watch=${session()}.${token}`, location.href);
+    find("link-near").hidden = !LOOPBACK.test(location.hostname);
     stage.open("link");
     find("link-text").select();
   };
