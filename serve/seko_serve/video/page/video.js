@@ -149,8 +149,8 @@ function measure() {
     unblock();
   } else {
     const still = lastPainted ? now - lastPainted : 0;
-    say(still ? "The picture stands still" : "The first picture is made", "wait");
-    if (!still) block("The first picture is made", {}, "wait");
+    say(still ? "The picture stands still" : "Making the first picture", "wait");
+    if (!still) block("Making the first picture", {}, "wait");
     else if (still > STILL_MS) {
       block(`The picture stands still: nothing new for ${Math.floor(still / 1000)} s`,
         { "Connect again": () => connection?.reconnect() }, "wait");
