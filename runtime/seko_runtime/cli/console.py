@@ -20,6 +20,7 @@ LIBRARIES = (
     "tensorrt_rtx_bindings",
     "tokenizers",
     "torch",
+    "wetext",
 )
 MANIFEST_FILE = "manifest.json"
 
