@@ -145,7 +145,7 @@ def compares_a_kernels_choice(node: ast.AST) -> bool:
 def test_schemes_and_attentions_are_compared_where_builds_are_asked_for_alone(tmp_path: Path) -> None:
     """Options, and the estimate of what else could be asked."""
     places = found_in([*HOMES.values()], compares_a_kernels_choice)
-    assert {where.partition("/")[0] for where in places} == {"options", "video"}
+    assert {where.partition("/")[0] for where in places} == {"options"}
     for planted in ("config.kv_scheme == 'fp4'", "config.attention != 'fp8'"):
         (tmp_path / "planted.py").write_text(f"{planted}\n", encoding="utf-8")
         assert found_in([tmp_path], compares_a_kernels_choice) == [f"planted.py:1: {planted}"]

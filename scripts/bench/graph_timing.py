@@ -40,12 +40,11 @@ def captured_ms(call: Callable[[], object], repeats: int = 4) -> float:
     return statistics.median(chunk_times(graph.replay, 12)[2:]) / repeats
 
 
-def measured_here() -> dict[str, str]:
-    """Return what a row of a table of tile sizes says of the GPU and the day."""
-    gpu = torch.cuda.is_available()
+def measured_here(*, interpreted: bool = False) -> dict[str, str]:
+    """Return what a row of a table of tile sizes says of the GPU, or of Triton's interpreter, and the day."""
     return {
-        "arch": "sm_{}{}".format(*torch.cuda.get_device_capability()) if gpu else "interpreter",
-        "gpu": torch.cuda.get_device_name() if gpu else "none",
+        "arch": "interpreter" if interpreted else "sm_{}{}".format(*torch.cuda.get_device_capability()),
+        "gpu": "none" if interpreted else torch.cuda.get_device_name(),
         "triton": triton.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }

@@ -319,8 +319,7 @@ def compare_layers(
 
 def place() -> dict[str, str]:
     """Return what a row of the table says of the GPU and the day."""
-    own = {"arch": "interpreter", "gpu": "none"} if INTERPRETED else {}
-    return measured_here() | own | {"torch": torch.__version__}
+    return measured_here(interpreted=INTERPRETED) | {"torch": torch.__version__}
 
 
 def total_milliseconds(cases: Counter[Case], tiles: ConvTiles | None) -> float:
