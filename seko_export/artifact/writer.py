@@ -16,15 +16,11 @@ from torch import Tensor
 from seko_export.engines.piece import dtype_name
 from seko_runtime.format.manifest import FileEntry, Weight
 
-# A thread hashes a shard from front to back, and the largest come first. 2.8 GB in shards of 256 MiB are eleven, which
-# leave some of 16 cores without work and others with a last one alone; small ones fill these gaps.
-SHARD_BYTES = 256 * 2**20
-SMALL_SHARD_BYTES = 64 * 2**20
-SMALL_SHARDS = 64  # the first so many, because every file of an artifact is held open while it is opened
+SHARD_BYTES = 256 * 2**20  # small enough that a machine hashes and uploads several shards at the same time
 
 
 def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> tuple[Weight, ...]:
-    """Write tensors as safetensors shards (`shard_limit`) and return their table.
+    """Write tensors as safetensors shards of about `SHARD_BYTES` and return their table.
 
     Parameters
     ----------
@@ -54,7 +50,7 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> tuple[
 
     size = 0
     for name, tensor in tensors:
-        if shard and size + tensor.nbytes > shard_limit(shards):
+        if shard and size + tensor.nbytes > SHARD_BYTES:
             flush()
             size = 0
         shard[name] = tensor
@@ -62,11 +58,6 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> tuple[
     if shard:
         flush()
     return tuple(table)
-
-
-def shard_limit(number: int) -> int:
-    """Return how many bytes of tensors a shard has at most, unless one tensor alone has more; 0 is the first shard."""
-    return SMALL_SHARD_BYTES if number < SMALL_SHARDS else SHARD_BYTES
 
 
 def hash_files(folder: Path) -> dict[str, FileEntry]:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from seko_export.artifact import writer as artifact_writer
-from seko_export.artifact.writer import hash_files, save_tensors, shard_limit, write_weights
+from seko_export.artifact.writer import hash_files, save_tensors, write_weights
 
 
 def fill(folder: Path, content: str = "{}") -> None:
@@ -22,9 +22,8 @@ def fill(folder: Path, content: str = "{}") -> None:
 
 
 def test_weights_are_sharded_and_come_back(tmp_path, monkeypatch):
-    """Every tensor in the table's file, with its bytes; no shard beyond its bound unless one tensor is."""
-    for name, value in (("SMALL_SHARD_BYTES", 500), ("SMALL_SHARDS", 2), ("SHARD_BYTES", 1000)):
-        monkeypatch.setattr(artifact_writer, name, value)
+    """Every tensor in the table's file, with its bytes; no shard beyond the bound unless one tensor is."""
+    monkeypatch.setattr(artifact_writer, "SHARD_BYTES", 1000)
     sizes = (100, 200, 10, 300, 1, 249)
     tensors = {
         f"w{i}": torch.randn(n, generator=torch.Generator().manual_seed(i)) for i, n in enumerate(sizes)
@@ -37,11 +36,11 @@ def test_weights_are_sharded_and_come_back(tmp_path, monkeypatch):
         assert torch.equal(load_file(tmp_path / weight.file)[weight.name], tensors[weight.name])
     shards = {weight.file for weight in table}
     assert shards == {f"weights/{path.name}" for path in (tmp_path / "weights").iterdir()}
-    for number, file in enumerate(sorted(shards)):
+    for file in shards:
         tensors_of_file = [
             t for name, t in tensors.items() if any(w.name == name and w.file == file for w in table)
         ]
-        assert len(tensors_of_file) == 1 or sum(t.nbytes for t in tensors_of_file) <= shard_limit(number)
+        assert len(tensors_of_file) == 1 or sum(t.nbytes for t in tensors_of_file) <= 1000
 
 
 def test_every_file_but_the_manifest_is_hashed(tmp_path):
