@@ -47,6 +47,11 @@ class Decoder:
         queued device work.
     overlap : bool
         Whether a chunk is decoded while the next chunk is computed. This needs a memory that captures graphs.
+
+    Attributes
+    ----------
+    parts : int
+        Number of parts in which a chunk is decoded.
     """
 
     def __init__(
@@ -65,15 +70,15 @@ class Decoder:
         self.overlaps = overlap and memory.captures
         self._memory = memory
         self._programs = StreamPrograms(first, steady, [buffers[name] for name in decode_buffers])
-        self._parts, self._read = manifest.decode_parts, buffers[DECODE_LATENTS]
+        self.parts, self._read = manifest.decode_parts, buffers[DECODE_LATENTS]
         self._latents = self._read  # of a whole chunk
-        if self._parts > 1:
+        if self.parts > 1:
             shape, dtype = memory.describe(self._read)
-            whole = (*shape[:2], self._parts * shape[2], *shape[3:])
+            whole = (*shape[:2], self.parts * shape[2], *shape[3:])
             self._latents = memory.allocate(TensorSpec("decode.chunk", whole, dtype))
         self._lane = memory.lane(overlaps=self.overlaps)
         self._blocks = self._lane.result_blocks(
-            {VIDEO_FIRST: buffers[VIDEO_FIRST], VIDEO: buffers[VIDEO]}, FRAME_BLOCKS * self._parts
+            {VIDEO_FIRST: buffers[VIDEO_FIRST], VIDEO: buffers[VIDEO]}, FRAME_BLOCKS * self.parts
         )
         # by row: number of parts of the row's next chunk that a failed try has already decoded
         self._parts_done: dict[int, int] = {}
@@ -135,7 +140,7 @@ class Decoder:
         """
         with self._lane.ordered():
             try:
-                for part in range(self._parts):
+                for part in range(self.parts):
                     for row, begin in zip(rows, begins, strict=True):
                         if self._parts_done.get(row, 0) <= part:
                             opens = begin and part == 0
@@ -159,9 +164,9 @@ class Decoder:
     def _decode_part(self, row: int, part: int, *, begin: bool) -> None:
         """Queue the decoding of a part of the latents that `feed` copied last; ``begin`` is true for the first part of
         a stream. Called inside the lane's `ordered`."""
-        if self._parts > 1:
+        if self.parts > 1:
             whole, read = (self._memory.index(tensor, (row,)) for tensor in (self._latents, self._read))
-            self._memory.copy(read, self._memory.row(whole, 1, part, self._parts))
+            self._memory.copy(read, self._memory.row(whole, 1, part, self.parts))
         self._programs.run(row, begin=begin)
 
     def rewind(self, row: int, latents: Sequence[Tensor]) -> None:
@@ -178,7 +183,7 @@ class Decoder:
                 )
             with self._lane.ordered():
                 try:
-                    for part in range(self._parts):
+                    for part in range(self.parts):
                         self._decode_part(row, part, begin=number == part == 0)
                 finally:
                     self._lane.mark_read()
@@ -212,7 +217,7 @@ class Decoder:
 
     def _turn(self, number: int, part: int) -> int:
         """Return the host block of a row for a part of its chunk."""
-        return number % FRAME_BLOCKS * self._parts + part
+        return number % FRAME_BLOCKS * self.parts + part
 
     def _turn_of_kept(self, row: int, number: int, part: int) -> int:
         if not self._queued[row] - FRAME_BLOCKS <= number < self._queued[row]:

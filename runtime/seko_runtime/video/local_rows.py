@@ -148,7 +148,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
                 serial=serial,
                 row=row,
                 picture=pictures[batch_index] if pictures else None,
-                parts=self.manifest.decode_parts,
+                parts=1 if device.decoder is None else device.decoder.parts,
             )
             for batch_index, row in enumerate(rows)
         ]
