@@ -49,6 +49,15 @@ class Recall(NamedTuple):
     valid_tokens: Tensor
     rows: Tensor | None
 
+    def keep(self, new: Mapping[str, Tensor], slots: int) -> None:
+        """Write the chunk's tensors [B, F, ...], by name, to the caches, each of which has so many slots a row."""
+        own = self.write_slots
+        row = torch.arange(own.shape[0], device=own.device) if self.rows is None else self.rows
+        index = (row.unsqueeze(1) * slots + own).flatten()
+        for name, values in new.items():
+            cache = self.caches[name]
+            cache.index_copy_(0, index, values.flatten(0, 1).to(cache.dtype))
+
 
 class LayerInputs(NamedTuple):
     """What a layer takes besides the chunk's hidden state, modulation and rotary tables. `Block.forward` and

@@ -142,11 +142,11 @@ class ActionModule(nn.Module):
             _, k, v = wide.unflatten(1, (self.stream.chunk_frames, -1)).unbind(3)
             cos, sin = (conditioning[name].unsqueeze(2) for name in (COS, SIN))  # [B, F, 1, 4]
             new = {MOUSE_K_CACHE: normed_and_turned(k, cos, sin), MOUSE_V_CACHE: v}
-            self._keep(recall, new)
+            recall.keep(new, self.stream.cache_frames)
             hidden = hidden + self.proj_mouse(self._over_time(wide, conditioning, recall, *new))
         q = self.mouse_attn_q(hidden).unflatten(-1, (1, -1, HEAD))
         new = {KEY_K_CACHE: conditioning[KEY_K], KEY_V_CACHE: conditioning[KEY_V]}
-        self._keep(recall, new)
+        recall.keep(new, self.stream.cache_frames)
         return hidden, self.proj_keyboard(self._over_time(q, conditioning, recall, *new))
 
     def _of_mouse(self, hidden: Tensor, moves: Tensor) -> Tensor:
@@ -161,15 +161,6 @@ class ActionModule(nn.Module):
         x = norm(x.float()).to(hidden.dtype)
         wide: Tensor = self.t_qkv(x).unflatten(-1, (3, -1, HEAD))
         return wide
-
-    def _keep(self, recall: Recall, new: Mapping[str, Tensor]) -> None:
-        """Write the chunk's tensors [B, F, ...] to the caches."""
-        own = recall.write_slots
-        row = torch.arange(own.shape[0], device=own.device) if recall.rows is None else recall.rows
-        index = (row.unsqueeze(1) * self.stream.cache_frames + own).flatten()
-        for name, values in new.items():
-            cache = recall.caches[name]
-            cache.index_copy_(0, index, values.flatten(0, 1).to(cache.dtype))
 
     def _over_time(
         self, q: Tensor, conditioning: Mapping[str, Tensor], recall: Recall, keys: str, values: str

@@ -85,18 +85,12 @@ class CameraAttention(nn.Module):
     def forward(self, seen: Unturned, conditioning: Mapping[str, Tensor], recall: Recall) -> Tensor:
         """Return what is added to self-attention, [B, T, d], and keep the chunk's cameras."""
         matrix, inverse = conditioning[MATRIX], conditioning[INVERSE]  # [B, F, 4, 4]
-        self._keep(recall, inverse)
+        recall.keep({KEPT: inverse}, self.turn.slots)
         forth = product(matrix, inverse.narrow(1, 0, 1))  # P_q P_0^-1, of the chunk's first camera P_0
         y = seen.attend(by_frame(forth.mT, seen.q), self.turn.of_slots(conditioning, recall))
         y = by_frame(forth, y.unflatten(-1, seen.q.shape[2:]))
         added: Tensor = self.prope_o(y.flatten(2))
         return added
-
-    def _keep(self, recall: Recall, inverse: Tensor) -> None:
-        """Write the chunk's matrices to the cache."""
-        own, cache = recall.write_slots, recall.caches[KEPT]
-        row = torch.arange(len(own), device=own.device) if recall.rows is None else recall.rows
-        cache.index_copy_(0, (row.unsqueeze(-1) * self.turn.slots + own).flatten(), inverse.flatten(0, 1))
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
