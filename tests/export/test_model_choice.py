@@ -448,6 +448,7 @@ def test_a_file_is_of_the_family_that_knows_all_keys_of_its_layers(
 ) -> None:
     """Wan, which stands first, has all keys that it looks for in the other's file; sizes of a family's own are told."""
     model = CameraModel(**{**vars(TINY.model), "camera": 5, "family": CAMERA.name})
+    monkeypatch.setitem(FORMS, CAMERA.name, FORMS["wan"])
     write_random_checkpoint(tmp_path / "camera", model, seed=0)
     write_random_checkpoint(tmp_path / "plain", TINY.model, seed=0)
     alone = recognise_checkpoint(tmp_path / "camera").recognised
