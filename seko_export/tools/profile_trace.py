@@ -55,7 +55,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             "norm_elementwise",
             r"qk_norm_rope|row_(norm|gelu)|norm_silu|gaussian|cpp_fused|triton_(poi|red|per|mix|for|spl)_|elementwise_kernel|native::reduce_kernel",
         ),
-        ("attention", r"sdpa|flash|fmha|attention|attn"),
+        ("attention", r"sdpa|flash|fmha|attention|attn|over_time"),
         (
             "convolution",
             r"conv(?!ert)|implicit_gemm|fprop|winograd|nchwToNhwc|nhwcToNchw|(im|vol)2col",
