@@ -61,7 +61,7 @@ def _library(language: str) -> Any:
         import wetext
     except ImportError:
         raise LibraryMissingError(
-            "numbers as words need the library wetext, which is not installed; pip install 'seko-runtime[normalize]', "
-            "or leave normalize out"
+            "numbers as words need the library wetext, which is not installed; pip install wetext, or leave "
+            "normalize out"
         ) from None
     return wetext.Normalizer(lang=language, operator="tn", remove_erhua=language == "zh")
