@@ -15,10 +15,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from onnx import ModelProto, TensorProto, checker, helper
 
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends.onnx_form.form_check import all_nodes, open_shapes
+from seko_export.video.bounds import TOLERANCES
 from seko_runtime import open_artifact
 from seko_runtime.errors import ArtifactError, EnvironmentLacksError
 from seko_runtime.opening.artifact import check_artifact
@@ -53,13 +55,16 @@ def copy(built: Built, tmp_path: Path) -> Path:
 
 
 def test_it_was_verified_by_the_build_and_verifies_without_torch(built: Built) -> None:
-    # The cache is FP4: on some processors another sum flips a code, and then so do other last bits alone.
-    assert built.report["golden_error"] <= max(1e-5, built.report["golden_rounding"])
-    assert built.report["golden_rounding"] < 1e-4
     command = [sys.executable, "-W", "error", "-c", VERIFY, str(built.folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["ok"] is True
+    verdict = json.loads(done.stdout.splitlines()[-1])
+    assert verdict["ok"] is True
+    first, *later = [error["golden"] for error in verdict["errors"]]
+    assert first <= 1e-5
+    # They read a past in FP4, of which another sum flips a code on some processors. That all stay within 1e-5 of the
+    # eager model over an equal past, and how few codes flip, is shown by test_stream.py.
+    assert later and max(later) == built.report["golden_error"] <= TOLERANCES[torch.float32]["lossy"]
 
 
 def test_sizes_of_no_preset_are_built(built: Built) -> None:
