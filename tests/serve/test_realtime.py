@@ -272,7 +272,10 @@ def test_long_messages_are_taken_for_init_alone(start: Starter) -> None:
     with opened(server.url) as client:
         with suppress(ConnectionClosed):  # before all of it is sent
             client.init(prompt=PROMPT, first_frame=b"a" * (12 << 20))
-        assert client.end()[0] == 1009
+        with pytest.raises(ConnectionClosed):
+            client.message()
+        # What is still being sent when the server closes resets the connection, and the close that it sent may be lost.
+        assert client.socket.close_code in (1009, 1006)
 
 
 WORDS = ("kind", "payload", "event_id", "mode", "transitions", "actions", "input_types")
