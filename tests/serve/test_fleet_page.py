@@ -44,6 +44,27 @@ def test_it_plays_and_goes_on_at_another_box_when_its_own_ends(tmp_path: Path) -
     run(tmp_path / "store", test)
 
 
+def test_a_link_leads_to_the_box_that_has_the_session(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        for _ in range(2):
+            await fleet.box(allowed_origins=frozenset({fleet.url}))
+
+        def people() -> None:
+            with open_page(f"{fleet.url}/") as page:
+                begin(page)
+                page.until(f"{FRAMES} > 5 && document.getElementById('share').checkVisibility()")
+                page.value("document.getElementById('share').click(), true")
+                link = page.until("document.getElementById('link-text').value")
+                assert not link.startswith(fleet.url)
+                with open_page(link) as other:
+                    other.until(f"{FRAMES} > 20 && {STATE} === 'Live'")
+                    assert other.problems == page.problems == []
+
+        await asyncio.to_thread(people)
+
+    run(tmp_path / "store", test)
+
+
 def test_a_fleet_of_two_models_has_a_page_for_each(tmp_path: Path) -> None:
     async def test(fleet: Fleet) -> None:
         allowed = frozenset({fleet.url})

@@ -7,7 +7,9 @@ import base64
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import av
 import numpy as np
@@ -250,3 +252,31 @@ def test_a_socket_needs_the_key_the_model_and_a_speaking_artifact(
         assert [event.type async for event in connection] == ["session.created"]
 
     converse(server, test, key=OTHER)
+
+
+def test_by_a_gateway_the_client_is_sent_to_a_box(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="needs seko-serve[ray]")
+    from .fleets import KEYS, Fleet, memory
+
+    async def test() -> None:
+        async with asyncio.timeout(LIMIT_S), Fleet(tmp_path / "store", memory()).running(keys=KEYS) as fleet:
+            box, path = await fleet.box(opener, keys=KEYS), f"{fleet.url}{realtime.PATH}/link?model={MODEL}"
+            status, link = await asyncio.to_thread(http, path, "POST", {}, KEYS[0])
+            assert status == 201, link
+            assert link["url"].startswith(box.facts().url)
+            at, _, query = link["url"].partition("/realtime?")
+            given = dict(parse_qsl(query))
+            async with (
+                openai.AsyncOpenAI(api_key="none", websocket_base_url=at, max_retries=0) as client,
+                client.realtime.connect(model=MODEL, extra_query=given) as connection,
+            ):
+                await until(connection, "session.created")
+                events = await say(connection, ENDED, audio={"output": {"format": OWN}})
+                assert np.array_equal(sound_of(events), levels(said_alone(ENDED)))
+            async with (
+                openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key=KEYS[0], max_retries=0) as client,
+                client.realtime.connect(model=MODEL) as connection,
+            ):
+                assert "/link gives" in (await refused(connection)).message
+
+    asyncio.run(test())

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 import seko_serve
-from seko_serve.errors import KINDS, ServeError
+from seko_serve.errors import ServeError
 from seko_serve.fleet.answers import headers_of, model_of, passed, placed, rewritten, sent_to
 from seko_serve.fleet.boxes import Answer, Boxes, BoxGoneError, BoxSilentError
 from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order, with_room
@@ -46,8 +46,6 @@ from seko_serve.http.workload import ServedWorkload, served_workloads
 from seko_serve.metrics import PREFIX, Metrics
 from seko_serve.protocol import JOIN, QUEUE_HEADER
 from seko_serve.settings import Settings
-from seko_serve.video.realtime import PATH as REALTIME
-from seko_serve.video.realtime_messages import error_message
 from seko_serve.video.routes import MAX_LISTED, listed
 
 AGAIN_S = 1.0  # after which a client asks again
@@ -121,13 +119,12 @@ class Gateway:
             Route("/v1/queue", self._queue, methods=["GET", "DELETE"]),
             Route("/v1/sessions/{name}", self._session, methods=["GET", "PATCH", "DELETE"]),
             Route("/v1/sessions/{name}/events", self._session, methods=["GET"]),
+            Route("/v1/sessions/{name}/watch", self._session, methods=["POST"]),
             *(Route(f"/v1/{way}", self._open_for_offer, methods=["POST", "OPTIONS"]) for way in WAYS),
             *(
                 Route(f"/v1/sessions/{{name}}/{way}", self._session, methods=["POST", "PATCH", "DELETE"])
                 for way in WAYS
             ),
-            Route(f"{REALTIME}/link", self._realtime_link, methods=["POST"]),
-            WebSocketRoute(REALTIME, self._no_socket),
             Route("/v1/videos", self._new_video, methods=["POST"]),
             Route("/v1/videos", self._videos, methods=["GET"]),
             Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
@@ -145,6 +142,15 @@ class Gateway:
                     Route(path, partial(self._keep, workload, path), methods=["POST"]),
                     Route(path, partial(self._list_kept, workload, path), methods=["GET"]),
                     Route(f"{path}/{{name}}", partial(self._kept, workload, path), methods=["GET", "DELETE"]),
+                )
+            ),
+            *(
+                route
+                for workload in served_workloads()
+                for path in workload.socket_paths
+                for route in (
+                    Route(f"{path}/link", partial(self._socket_link, workload, path), methods=["POST"]),
+                    WebSocketRoute(path, partial(self._no_socket, workload, path)),
                 )
             ),
             page_files(),
@@ -470,19 +476,24 @@ class Gateway:
         for boxes in groups.values():
             yield (await self._first(boxes, method, path, headers_of(request)))[1]
 
-    async def _realtime_link(self, request: Request) -> Response:
-        """Return a link with the address of one socket of SGLang's protocol, at a box with a free row."""
+    async def _socket_link(self, workload: ServedWorkload[Any], path: str, request: Request) -> Response:
+        """Return a link with the address of one socket at a box, the emptiest; see `ServedWorkload.socket_paths`."""
         self._access.opener(request)
-        boxes = await self._with_model(request.query_params.get("model"), "video")
-        box, answer = await self._first(boxes, "POST", f"{REALTIME}/link", headers_of(request))
+        model = request.query_params.get("model")
+        boxes = await self._with_model(None if workload.stands_for(model) else model, workload.kind)
+        box, answer = await self._first(boxes, "POST", f"{path}/link", headers_of(request))
         if answer.status < 400:
             self._rows.sent(box.name, time.monotonic())
         return rewritten(answer, box)
 
-    async def _no_socket(self, socket: WebSocket) -> None:
-        await socket.accept()
-        message = f"a gateway carries no stream: POST {REALTIME}/link gives the address of a server"
-        await close_socket(socket, error_message(message), KINDS["unsupported"].close, message)
+    async def _no_socket(self, workload: ServedWorkload[Any], path: str, socket: WebSocket) -> None:
+        """Refuse a socket, which is accepted first, as a client hears of it only then."""
+        offered = socket.scope.get("subprotocols", [])
+        await socket.accept(subprotocol=offered[0] if offered else None)
+        error = ServeError(
+            "unsupported", f"a gateway carries no stream: POST {path}/link gives the address of a server"
+        )
+        await close_socket(socket, workload.socket_paths[path](error), error.kind.close, error.message)
 
     # -- boxes -------------------------------------------------------------------------------------------------
 

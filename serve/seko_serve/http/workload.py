@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute
 
 from seko_runtime.doors import Door
 from seko_runtime.format.manifest import Manifest
+from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.workload import SERVED, LiveWorkload, ManifestT
@@ -102,11 +103,16 @@ class ServedWorkload(LiveWorkload[ManifestT]):
     kept_paths : tuple of str
         Paths of what tenants keep by name. ``GET PATH`` lists it, ``POST PATH`` adds to it, and ``PATH/NAME`` is one
         thing. All servers of an artifact in a fleet answer alike, from `SessionManager.shelf`.
+    socket_paths : dict of str to callable
+        Paths of sockets that speak another server's protocol, each with the function that writes an error as clients of
+        this protocol read it. ``POST PATH/link`` returns an address that opens one such socket without a key, by which
+        a gateway sends the client to a server.
     """
 
     page: Page
     row_paths: tuple[str, ...] = ()
     kept_paths: tuple[str, ...] = ()
+    socket_paths: Mapping[str, Callable[[ServeError], str | bytes]] = {}
 
     @abstractmethod
     def opening_of(self, table: dict[str, Any], manifest: ManifestT) -> object:

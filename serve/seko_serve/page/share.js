@@ -16,10 +16,17 @@ export function share(stage, session) {
     find("link-copy").textContent = copied ? "Copied" : "Copy by hand";
   };
   return async () => {
-    const { watch: token } = await request(base, `v1/sessions/${session()}/watch`, key(), undefined, {}, "POST");
-    find("link-text").value = new URL(`#watch=${session()}.${token}`, location.href);
-    find("link-near").hidden = !LOOPBACK.test(location.hostname);
+    const link = await linkTo(session());
+    find("link-text").value = link;
+    find("link-near").hidden = !LOOPBACK.test(link.hostname);
     stage.open("link");
     find("link-text").select();
   };
+}
+
+/** A new link to a session. Where a gateway answers, it leads to the page of the server that has the session. */
+async function linkTo(id) {
+  const { url, watch: token } = await request(base, `v1/sessions/${id}/watch`, key(), undefined, {}, "POST");
+  const server = /^(?:ws(s?):)(.*)v1\/sessions\//.exec(url);
+  return new URL(`#watch=${id}.${token}`, server ? `http${server[1]}:${server[2]}` : location.href);
 }

@@ -46,12 +46,20 @@ def api() -> ApiParts:
             "get": {
                 "summary": "A WebSocket of OpenAI's realtime events, for text in and sound out; docs/serving.md has "
                 "more.",
-                "parameters": [parameter("model", TEXT)],
+                "parameters": [parameter("model", TEXT), ticket],
                 "responses": {
                     "101": {"description": "What is refused is told on the socket."},
                     **refused(("bad_request", "forbidden", "too_large")),
                 },
             },
+        },
+        f"{REALTIME}/link": {
+            "post": operation(
+                "An address of one such socket that is opened without a key.",
+                json_of("Link"),
+                ("unauthorized", "forbidden", "unsupported"),
+                status=201,
+            )
         },
         "/v1/audio/speech/link": {
             "post": operation(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from seko_runtime.format.tokenizer_file import tokenizers_library
@@ -21,7 +23,9 @@ from seko_serve.speech.calibration import measure, one_part_of_a_voice
 from seko_serve.speech.content import MAX_LETTERS_AHEAD, SpeechContent, described_speech
 from seko_serve.speech.fields import is_stock_model
 from seko_serve.speech.opening import SpeechOpening, speech_opening_of
+from seko_serve.speech.realtime import PATH as REALTIME
 from seko_serve.speech.realtime import RealtimeRoutes
+from seko_serve.speech.realtime_events import error_event
 from seko_serve.speech.routes import PATH, SpeechRoutes
 from seko_serve.speech.speaking import VOICES_PATH, Speaker
 from seko_serve.speech.voices import KeptVoices
@@ -34,6 +38,7 @@ class SpeechWorkload(ServedWorkload[SpeechManifest]):
     page = Page("Seko speaks", Path(__file__).parent / "page")
     row_paths = (PATH,)
     kept_paths = (VOICES_PATH,)
+    socket_paths = MappingProxyType({REALTIME: lambda error: json.dumps(error_event(error))})
 
     def check(self, manifest: SpeechManifest) -> None:
         """Check that the library for the artifact's texts is there."""

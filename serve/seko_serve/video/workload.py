@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from seko_runtime import Pool, VideoManifest
@@ -26,7 +27,9 @@ from seko_serve.video.facts import described
 from seko_serve.video.jobs import VideoJobs
 from seko_serve.video.opening import Opening, opening_of
 from seko_serve.video.pictures import PictureRoutes
+from seko_serve.video.realtime import PATH as REALTIME
 from seko_serve.video.realtime import RealtimeRoutes
+from seko_serve.video.realtime_messages import error_message
 from seko_serve.video.routes import VideoRoutes
 
 
@@ -35,6 +38,7 @@ class VideoWorkload(ServedWorkload[VideoManifest]):
 
     kind = "video"
     page = Page("Seko live", Path(__file__).parent / "page")
+    socket_paths = MappingProxyType({REALTIME: lambda error: error_message(error.message)})
 
     def check(self, manifest: VideoManifest) -> None:
         """Check that the artifact makes video for single viewers, and that the libraries for its prompts are there."""

@@ -36,7 +36,7 @@ function showRunning(now) {
   for (const id of ["again", "hush"]) find(id).disabled = !now;
   find("start").hidden = now;
   find("say").hidden = !now;
-  find("share").hidden = !now || Boolean(connection.elsewhere); // a gateway gives no links
+  find("share").hidden = !now;
 }
 
 async function meet() {

@@ -70,7 +70,7 @@ function showRunning(now) {
   find("webcam").hidden = !filmed() || !navigator.mediaDevices;
   find("strength-box").hidden = !filmed();
   find("pad").hidden = !now || !keyed();
-  find("share").hidden = !now || Boolean(connection.elsewhere); // a gateway gives no links
+  find("share").hidden = !now;
 }
 
 /** Say what to do before a session runs. */
