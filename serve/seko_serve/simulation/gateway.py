@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from simpy import Environment
 
 from seko_serve.errors import ServeError
+from seko_serve.fleet.asked_boxes import AGAIN_S
 from seko_serve.fleet.boxes import CONNECT_S
 from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order, with_room
 from seko_serve.fleet.directory import BoxFacts
-from seko_serve.fleet.gateway import AGAIN_S
 from seko_serve.simulation.box import DIGEST, MODEL, Box
 from seko_serve.simulation.directory import Rows
 from seko_serve.simulation.session import Session, Steps

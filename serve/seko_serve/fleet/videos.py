@@ -1,0 +1,78 @@
+"""A gateway's routes of videos: each is made and kept by one box, which the directory has noted."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from seko_serve.errors import ServeError
+from seko_serve.fleet.answers import headers_of, model_of, passed, sent_to
+from seko_serve.fleet.asked_boxes import AskedBoxes
+from seko_serve.fleet.directory import BoxFacts
+from seko_serve.http.access import Access
+from seko_serve.http.bodies import raw_body
+from seko_serve.http.openings import MAX_OPENING_BYTES
+from seko_serve.video.routes import MAX_LISTED, listed
+
+
+class FleetVideos:
+    """The routes below ``/v1/videos``.
+
+    Parameters
+    ----------
+    boxes : AskedBoxes
+        The fleet's boxes.
+    access : Access
+        Keys and rates.
+    """
+
+    def __init__(self, boxes: AskedBoxes, access: Access) -> None:
+        self._boxes, self._access = boxes, access
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        return [
+            Route("/v1/videos", self._new_video, methods=["POST"]),
+            Route("/v1/videos", self._videos, methods=["GET"]),
+            Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
+            Route("/v1/videos/{name}/content", self._content, methods=["GET"]),
+        ]
+
+    async def _new_video(self, request: Request) -> Response:
+        self._access.opener(request)
+        body = await raw_body(request, MAX_OPENING_BYTES)
+        boxes = await self._boxes.with_model(model_of(body, request.headers.get("content-type", "")), "video")
+        box, answer = await self._boxes.first(boxes, "POST", "/v1/videos", headers_of(request), body)
+        if answer.status < 400:
+            await self._boxes.directory.note(str(answer.table.get("id")), box.name)
+        return passed(answer)
+
+    async def _videos(self, request: Request) -> Response:
+        """Return the newest videos of all boxes; ``after`` is the id of a video, as on one box."""
+        self._access.tenant(request)
+        answers = await self._boxes.all(
+            await self._boxes.known(), f"/v1/videos?limit={MAX_LISTED}", headers_of(request)
+        )
+        videos = [video for _, answer in answers for video in answer.table.get("data", [])]
+        videos.sort(key=lambda video: (video["created_at"], video["id"]), reverse=True)
+        return JSONResponse(listed(videos, request.query_params))
+
+    async def _video(self, request: Request) -> Response:
+        box = await self._box_of_video(request)
+        path = f"/v1/videos/{request.path_params['name']}"
+        return passed((await self._boxes.first([box], request.method, path, headers_of(request)))[1])
+
+    async def _content(self, request: Request) -> Response:
+        """Redirect the client to the box of the video, so that no file passes the gateway."""
+        box = await self._box_of_video(request)
+        path = f"/v1/videos/{request.path_params['name']}/content/link"
+        box, answer = await self._boxes.first([box], "POST", path, headers_of(request))
+        return sent_to(box, answer, request.url.query)
+
+    async def _box_of_video(self, request: Request) -> BoxFacts:
+        self._access.tenant(request)
+        box = await self._boxes.named(await self._boxes.directory.noted(request.path_params["name"]) or "")
+        if box is None:
+            raise ServeError("not_found", "there is no such video, or its box has ended")
+        return box
