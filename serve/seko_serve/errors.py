@@ -118,7 +118,7 @@ KINDS = {kind.code: kind for kind in _KINDS}
 
 
 def table() -> str:
-    """Return the table of errors in Markdown, as docs/serving.md has it."""
+    """Return the table of errors in Markdown, as docs/clients.md has it."""
     lines = ["| code | HTTP | close | try again | meaning |", "|---|---|---|---|---|"]
     for kind in _KINDS:
         again = "yes" if kind.retryable else "no"

@@ -491,7 +491,7 @@ def test_a_socket_that_cannot_be_opened_is_told_why(
 def test_above_the_limit_of_connections_requests_are_refused_in_plain_text_and_sockets_are_not(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As docs/serving.md says: uvicorn answers, before the server's own code does."""
+    """As docs/clients.md says: uvicorn answers, before the server's own code does."""
     monkeypatch.setitem(seko_serve.run.SERVER_LIMITS, "limit_concurrency", 2)
     server = start()
     with raw(server):

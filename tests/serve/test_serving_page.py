@@ -1,4 +1,4 @@
-"""docs/serving.md repeats what the code says."""
+"""docs/serving.md and docs/clients.md repeat what the code says."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from .conftest import Starter, toy_opener
 from .test_limits import told_limits
 from .toys import talk_opener, world_opener
 
-PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "serving.md").read_text(encoding="utf-8")
+CLIENTS = (DOCS / "clients.md").read_text(encoding="utf-8")
 
 
 def test_the_table_of_errors_is_that_of_the_code() -> None:
-    assert table() in PAGE, f"write this into docs/serving.md:\n{table()}"
+    assert table() in CLIENTS, f"write this into docs/clients.md:\n{table()}"
 
 
 @pytest.mark.parametrize("fields", [VIDEO_FIELDS, SPEECH_FIELDS, VOICE_FIELDS, REALTIME_FIELDS])
 def test_the_tables_of_fields_are_those_of_the_code(fields: Fields) -> None:
-    assert fields.table() in PAGE, f"write this into docs/serving.md:\n{fields.table()}"
+    assert fields.table() in CLIENTS, f"write this into docs/clients.md:\n{fields.table()}"
 
 
 def test_systemd_waits_until_all_sessions_are_saved() -> None:
@@ -39,7 +41,7 @@ def test_systemd_waits_until_all_sessions_are_saved() -> None:
 
 @pytest.mark.parametrize("opener", [toy_opener, world_opener, talk_opener])
 def test_the_page_names_every_limit_that_a_client_is_told(start: Starter, opener: object) -> None:
-    _, _, rows = PAGE.partition("| name in `limits` |")
+    _, _, rows = CLIENTS.partition("| name in `limits` |")
     names = re.findall(
         r"`(\w+)`", "".join(line for line in rows.split("\n\n")[0].splitlines() if line[:3] == "| `")
     )

@@ -1,5 +1,5 @@
 """The fields of a request's body as a table, from which the body is read and checked, and described in the OpenAPI
-document and in docs/serving.md."""
+document and in docs/clients.md."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Fields(Mapping[str, Field]):
         return object_of({name: properties.pop(name) for name in required}, properties)
 
     def table(self) -> str:
-        """Return the table of the fields in Markdown, as docs/serving.md has it; fields of one meaning share a row."""
+        """Return the table of the fields in Markdown, as docs/clients.md has it; fields of one meaning share a row."""
         names: dict[str, list[str]] = {}
         for name, field in self.items():
             names.setdefault(field.meaning, []).append(f"`{name}`")

@@ -172,7 +172,7 @@ def _paths() -> Table:
         "/v1/sessions/{name}/stream": {
             "parameters": [name],
             "get": {
-                "summary": "The session's WebSocket; docs/serving.md has its subprotocols and messages.",
+                "summary": "The session's WebSocket; docs/clients.md has its subprotocols and messages.",
                 "security": [],
                 "responses": {
                     "101": {"description": "What is refused is told on the socket, which then closes."},
@@ -310,7 +310,7 @@ def _schemas(session: Table) -> Table:
         ),
         "Limits": {
             "type": "object",
-            "description": "Largest sizes, numbers and rates that the server takes; docs/serving.md explains each.",
+            "description": "Largest sizes, numbers and rates that the server takes; docs/clients.md explains each.",
             "additionalProperties": NUMBER,
         },
         "Sessions": list_of(named("Session")),

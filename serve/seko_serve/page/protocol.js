@@ -1,4 +1,4 @@
-// The socket's binary messages: a header of 32 bytes, little endian, then the payload. See docs/serving.md.
+// The socket's binary messages: a header of 32 bytes, little endian, then the payload. See docs/clients.md.
 export const VERSION = 1;
 export const HEADER_BYTES = 32;
 export const CODECS = { 1: "h264", 2: "vp8", 3: "rgb24", 4: "mjpeg", 5: "fmp4", 16: "pcm", 17: "aac", 18: "opus" };

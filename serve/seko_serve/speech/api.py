@@ -44,7 +44,7 @@ def api() -> ApiParts:
         },
         REALTIME: {
             "get": {
-                "summary": "A WebSocket of OpenAI's realtime events, for text in and sound out; docs/serving.md has "
+                "summary": "A WebSocket of OpenAI's realtime events, for text in and sound out; docs/clients.md has "
                 "more.",
                 "parameters": [parameter("model", TEXT), ticket],
                 "responses": {

@@ -73,7 +73,7 @@ def _paths() -> Table:
         REALTIME: {
             "get": {
                 "summary": "A WebSocket of SGLang's realtime video, whose first message is a `RealtimeInit` with the "
-                "`type` `init`, in msgpack; docs/serving.md has more.",
+                "`type` `init`, in msgpack; docs/clients.md has more.",
                 "parameters": [ticket],
                 "responses": {
                     "101": {"description": "What is refused is told on the socket."},
