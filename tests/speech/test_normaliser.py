@@ -68,7 +68,7 @@ def test_what_the_library_cannot_read_is_refused_and_not_quoted() -> None:
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wetext", None)
     normaliser._library.cache_clear()
-    with pytest.raises(LibraryMissingError, match=r"seko-runtime\[normalize\]"):
+    with pytest.raises(LibraryMissingError, match="pip install wetext"):
         normalised("5", "en")
 
 
