@@ -174,6 +174,8 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
             assert (await ask(fleet, f"/v1/videos?{query}"))[0] == 400
         assert {listed["last_id"], following["last_id"]} == set(videos)
         assert (await ask(fleet, f"/v1/videos/{videos[0]}", "DELETE"))[1]["deleted"]
+        status, answer = await ask(fleet, f"/v1/videos/{videos[1]}/remix", "POST", {"prompt": PROMPT})
+        assert (status, answer["error"]["code"]) == (415, "unsupported")
         for path in ("/v1/videos/video_none", "/v1/sessions/" + "0" * 16, "/v1/queue"):
             assert (await ask(fleet, path))[0] == 404
         figures = (await ask(fleet, "/metrics"))[1].decode()

@@ -13,7 +13,7 @@ from seko_serve.fleet.directory import BoxFacts
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import raw_body
 from seko_serve.http.openings import MAX_OPENING_BYTES
-from seko_serve.video.routes import MAX_LISTED, listed
+from seko_serve.video.routes import MAX_LISTED, listed, refused_routes
 
 
 class FleetVideos:
@@ -33,6 +33,7 @@ class FleetVideos:
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
         return [
+            *refused_routes(self._access),
             Route("/v1/videos", self._new_video, methods=["POST"]),
             Route("/v1/videos", self._videos, methods=["GET"]),
             Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),

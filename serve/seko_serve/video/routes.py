@@ -37,6 +37,16 @@ REFUSED = {  # routes of OpenAI's API that no artifact can serve
 }
 
 
+def refused_routes(access: Access) -> list[Route]:
+    """Return the routes of `REFUSED`, which say why."""
+
+    async def refuse(why: str, request: Request) -> Response:
+        access.tenant(request)
+        raise ServeError("unsupported", f"{why} here: request a new one with POST /v1/videos")
+
+    return [Route(path, partial(refuse, why), methods=["POST"]) for path, why in REFUSED.items()]
+
+
 class VideoRoutes(WorkloadRoutes):
     """The HTTP routes below ``/v1/videos``.
 
@@ -57,7 +67,7 @@ class VideoRoutes(WorkloadRoutes):
     def routes(self) -> list[BaseRoute]:
         """Return the routes below ``/v1/videos``."""
         return [
-            *(Route(path, partial(self._refuse, why), methods=["POST"]) for path, why in REFUSED.items()),
+            *refused_routes(self._access),
             Route("/v1/videos", self._videos, methods=["GET", "POST"]),
             Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
             Route("/v1/videos/{name}/content", self._content, methods=["GET"]),
@@ -103,10 +113,6 @@ class VideoRoutes(WorkloadRoutes):
             for name, shown in (("image", named), ("last_image", "last_image"))
             if is_address(fields.get(name))
         }
-
-    async def _refuse(self, why: str, request: Request) -> Response:
-        self._access.tenant(request)
-        raise ServeError("unsupported", f"{why} here: request a new one with POST /v1/videos")
 
     async def _list(self, request: Request) -> Response:
         videos = self._jobs.of(self._access.tenant(request))
