@@ -185,7 +185,8 @@ class BuildOptions:
     )
 
     vae: Path | None = _media(
-        f"{vae_files()[:1].upper()}{vae_files()[1:]}: the artifact then makes video and takes start pictures.",
+        f"{vae_files()[:1].upper()}{vae_files()[1:]}: the artifact then makes video, and with a Wan VAE takes start "
+        "pictures.",
         common=True,
     )
     vae_kind: str | None = _media(
