@@ -7,12 +7,17 @@ import io
 import json
 import subprocess
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from seko_export import build_steps
@@ -28,6 +33,7 @@ from seko_export.host.progress import Progress
 from seko_runtime.cli.commands import main as seko_run
 from tests.conftest import Built
 
+PROGRAMS_KEPT = 128
 UNCOMPILED = "TORCHDYNAMO_DISABLE"  # torch's: where it is 1, `torch.compile` returns what it was given
 
 
@@ -40,9 +46,29 @@ def leave_uncompiled(patch: pytest.MonkeyPatch) -> None:
     processes and verify in a process of its own.
     """
     patch.setenv(UNCOMPILED, "1")
+    _read_programs_once()
     patch.setattr(build_steps, "compiled_in_background", _made_here)
     patch.setattr(build_steps, "run_child", _run_here)
     patch.setattr(environment, "probe_compiler", lambda: None)
+
+
+@cache
+def _read_programs_once() -> None:
+    """Have this process read an exported program once, however many tests open its artifact: reading takes a fifth of a
+    second, and an artifact has a dozen. A program makes a new module each time."""
+    load, kept = torch.export.load, OrderedDict[bytes, Any]()
+
+    def loaded(file: Any) -> Any:
+        if not isinstance(file, io.BytesIO):
+            return load(file)
+        digest = sha256(file.getbuffer()).digest()
+        program = kept.pop(digest, None) or load(file)
+        kept[digest] = program
+        if len(kept) > PROGRAMS_KEPT:
+            kept.popitem(last=False)
+        return program
+
+    torch.export.load = loaded
 
 
 def build_here(goal: Path, *options: str) -> Built:
