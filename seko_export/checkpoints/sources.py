@@ -201,7 +201,7 @@ class TensorSource:
 class OpenedFiles:
     """The content of a checkpoint path: format, selected part, size, tensors."""
 
-    container: str  # "pt" or "safetensors"
+    container: str  # "pt", "safetensors" or "gguf"
     part: str  # the entry of a .pt that was read, or "all" where the container has none
     file_bytes: int
     sources: tuple[TensorSource, ...]
