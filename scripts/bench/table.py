@@ -72,8 +72,8 @@ FIGURES: tuple[FigureLine, ...] = (
         (("h200", "e2e_s1_vs_b3", f"{LARGE}, 12 video frames, fp4_fp8_resident"),),
     ),
     (
-        "sessions of the 1.3B model that fit on the GPU, without VAE and text encoder, a cache for each of four passes: "
-        "FP4, and bf16",
+        "sessions of the 1.3B model that fit on the GPU, without VAE and text encoder, a cache for each of "
+        "four passes: FP4, and bf16",
         "{:.0f} and {:.0f}",
         (
             ("h200", "sessions_fit_1p3b_fp4", f"{FIT}, fp4"),
