@@ -74,17 +74,21 @@ class FleetWorkload:
         name = None if self._workload.stands_for(model) else model
         return await self._boxes.with_model(name, self._workload.kind)
 
+    async def _link(self, path: str, model: object, request: Request) -> tuple[BoxFacts, Answer]:
+        """Return a box of a model, and its answer with a link to a path there."""
+        boxes = await self._of_model(model)
+        box, answer = await self._boxes.first(boxes, "POST", f"{path}/link", headers_of(request))
+        if answer.status < 400:
+            self._boxes.sent(box)
+        return box, answer
+
     async def _to_free_row(self, path: str, request: Request) -> Response:
         """Redirect the client to a box with a free row, so that no sound passes the gateway; see
         `ServedWorkload.row_paths`."""
         self._access.opener(request)
         body = await raw_body(request, MAX_OPENING_BYTES)
         model = model_of(body, request.headers.get("content-type", ""))
-        boxes = await self._of_model(model)
-        box, answer = await self._boxes.first(boxes, "POST", f"{path}/link", headers_of(request))
-        if answer.status < 400:
-            self._boxes.sent(box)
-        return sent_to(box, answer)
+        return sent_to(*await self._link(path, model, request))
 
     async def _keep(self, path: str, request: Request) -> Response:
         """Have a box of the model keep a thing, for all boxes of its artifact; see `ServedWorkload.kept_paths`."""
@@ -126,11 +130,7 @@ class FleetWorkload:
     async def _socket_link(self, path: str, request: Request) -> Response:
         """Return a link with the address of one socket at a box, the emptiest; see `ServedWorkload.socket_paths`."""
         self._access.opener(request)
-        model = request.query_params.get("model")
-        boxes = await self._of_model(model)
-        box, answer = await self._boxes.first(boxes, "POST", f"{path}/link", headers_of(request))
-        if answer.status < 400:
-            self._boxes.sent(box)
+        box, answer = await self._link(path, request.query_params.get("model"), request)
         return rewritten(answer, box)
 
     async def _no_socket(self, path: str, socket: WebSocket) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from seko_serve.http.access import TICKET
 from seko_serve.http.forms import WITH_FILES
+from seko_serve.http.protocol_sockets import link_api
 from seko_serve.http.schemas import (
     BINARY,
     NUMBER,
@@ -53,14 +54,7 @@ def api() -> ApiParts:
                 },
             },
         },
-        f"{REALTIME}/link": {
-            "post": operation(
-                "An address of one such socket that is opened without a key.",
-                json_of("Link"),
-                ("unauthorized", "forbidden", "unsupported"),
-                status=201,
-            )
-        },
+        f"{REALTIME}/link": link_api(),
         "/v1/audio/speech/link": {
             "post": operation(
                 "An address that takes one request for speech without a key.",

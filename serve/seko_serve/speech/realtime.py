@@ -9,18 +9,15 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
-from seko_serve.http.bodies import internal_error, link_to
+from seko_serve.http.bodies import internal_error
+from seko_serve.http.protocol_sockets import ProtocolSocketRoutes
 from seko_serve.http.schemas import Table
-from seko_serve.http.stream import NORMAL, STALL_S, close_socket, no_socket
-from seko_serve.http.workload import WorkloadRoutes
+from seko_serve.http.stream import NORMAL, STALL_S, close_socket
 from seko_serve.live.manager import SessionManager
 from seko_serve.media.sound_files import plain_samples
 from seko_serve.speech.fields import DEFAULT_VOICE, FIELDS, MAX_INPUT_LETTERS, is_stock_model
@@ -42,35 +39,25 @@ PATH = "/v1/realtime"
 IDLE_S = 600.0  # without a message, behind which a socket is closed that speaks nothing
 
 
-class RealtimeRoutes(WorkloadRoutes):
+class RealtimeRoutes(ProtocolSocketRoutes):
     """The socket of OpenAI's realtime events."""
+
+    path = PATH
 
     def __init__(self, manager: SessionManager, access: Access, speaker: Speaker) -> None:
         super().__init__(manager, access)
         self._speaker = speaker
 
-    def routes(self) -> list[BaseRoute]:
-        """Return the routes."""
-        return [
-            WebSocketRoute(PATH, self._serve),
-            Route(PATH, no_socket),
-            Route(f"{PATH}/link", self._link, methods=["POST"]),
-        ]
-
-    async def _link(self, request: Request) -> Response:
-        """Return the address of one socket that is opened without a key."""
-        tenant = self._access.tenant(request)
-        self._speaker.manifest()
-        return link_to(PATH, self._access.links.issue(tenant, PATH))
+    def _check(self) -> SpeechManifest:
+        return self._speaker.manifest()
 
     async def _serve(self, socket: WebSocket) -> None:
-        """Serve one socket until it closes. It is accepted before it may be refused, as other sockets are."""
         offered = socket.scope.get("subprotocols", [])
         await socket.accept(subprotocol="realtime" if "realtime" in offered else None)
         try:
             self._access.count_socket(socket)
             self._access.check_page(socket)
-            tenant, manifest = self._access.tenant(socket, PATH), self._speaker.manifest()
+            tenant, manifest = self._access.tenant(socket, PATH), self._check()
             _check_model(socket.query_params.get("model"), manifest)
         except ServeError as error:
             self._manager.device.metrics.refused.labels(error.kind.code).inc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from seko_runtime.controls.pictures import LAST_S, MAX_LAST_S
 from seko_serve.http.access import TICKET
 from seko_serve.http.forms import OF_TEXTS, WITH_FILES
+from seko_serve.http.protocol_sockets import link_api
 from seko_serve.http.schemas import (
     BINARY,
     FLAG,
@@ -81,14 +82,7 @@ def _paths() -> Table:
                 },
             },
         },
-        f"{REALTIME}/link": {
-            "post": operation(
-                "An address of one such socket that is opened without a key.",
-                json_of("Link"),
-                ("unauthorized", "forbidden", "unsupported"),
-                status=201,
-            ),
-        },
+        f"{REALTIME}/link": link_api(),
         "/v1/videos": {
             "get": {
                 **operation("The key's own videos.", json_of("Videos"), ("bad_request", "unauthorized")),

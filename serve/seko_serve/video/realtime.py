@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from seko_runtime.video.manifest import VideoManifest
 from seko_serve.errors import ServeError
-from seko_serve.http.bodies import link_to
 from seko_serve.http.connections import allow_messages
-from seko_serve.http.stream import close_socket, no_socket
-from seko_serve.http.workload import WorkloadRoutes
+from seko_serve.http.protocol_sockets import ProtocolSocketRoutes
+from seko_serve.http.stream import close_socket
 from seko_serve.video.facts import check_needs_no_video, video_manifest
 from seko_serve.video.realtime_messages import error_message
 
@@ -26,26 +23,15 @@ MAX_MESSAGE_BYTES = (
 )  # a picture of `uploads.MAX_PICTURE_BYTES`, which may be in base64, and other fields
 
 
-class RealtimeRoutes(WorkloadRoutes):
+class RealtimeRoutes(ProtocolSocketRoutes):
     """The routes below ``/v1/realtime_video``."""
 
-    def routes(self) -> list[BaseRoute]:
-        """Return the routes."""
-        return [
-            WebSocketRoute(PATH, self._generate),
-            Route(PATH, no_socket),
-            Route(f"{PATH}/link", self._link, methods=["POST"]),
-        ]
+    path = PATH
 
-    async def _link(self, request: Request) -> Response:
-        """Return the address of one socket that is opened without a key, which a page cannot send."""
-        tenant = self._access.tenant(request)
-        video_manifest(self._manager.device.manifest)
-        return link_to(PATH, self._access.links.issue(tenant, PATH))
+    def _check(self) -> VideoManifest:
+        return video_manifest(self._manager.device.manifest)
 
-    async def _generate(self, socket: WebSocket) -> None:
-        """Serve one socket until it closes. It is accepted before it may be refused, because a browser reports a
-        refused socket only as close code 1006."""
+    async def _serve(self, socket: WebSocket) -> None:
         try:
             stream = self._stream(socket)
         except ServeError as error:
@@ -61,7 +47,7 @@ class RealtimeRoutes(WorkloadRoutes):
         self._access.count_socket(socket)
         self._access.check_page(socket)
         tenant = self._access.tenant(socket, PATH)
-        manifest = video_manifest(self._manager.device.manifest)
+        manifest = self._check()
         check_needs_no_video(manifest)
         try:
             from seko_serve.video.realtime_stream import RealtimeStream
