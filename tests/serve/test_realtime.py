@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("msgpack")
 from PIL import Image
-from websockets.exceptions import ConnectionClosed
 
 from seko_serve.errors import ServeError
 from seko_serve.protocol import parse_control
@@ -270,12 +269,10 @@ def test_long_messages_are_taken_for_init_alone(start: Starter) -> None:
         client.event("prompt", "a" * (1 << 17))
         assert client.end()[0] == 1009
     with opened(server.url) as client:
-        with suppress(ConnectionClosed):  # before all of it is sent
-            client.init(prompt=PROMPT, first_frame=b"a" * (12 << 20))
-        with pytest.raises(ConnectionClosed):
-            client.message()
-        # What is still being sent when the server closes resets the connection, and the close that it sent may be lost.
-        assert client.socket.close_code in (1009, 1006)
+        # The head of a masked binary frame alone: content that is still being sent when the server closes would reset
+        # the connection, and the close that the server sent could be lost.
+        client.socket.socket.sendall(b"\x82\xff" + (12 << 20 | 1).to_bytes(8, "big") + bytes(4))
+        assert client.end()[0] == 1009
 
 
 WORDS = ("kind", "payload", "event_id", "mode", "transitions", "actions", "input_types")
