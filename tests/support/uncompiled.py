@@ -7,14 +7,11 @@ import io
 import json
 import subprocess
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
-from hashlib import sha256
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -56,19 +53,9 @@ def leave_uncompiled(patch: pytest.MonkeyPatch) -> None:
 def _read_programs_once() -> None:
     """Have this process read an exported program once, however many tests open its artifact: reading takes a fifth of a
     second, and an artifact has a dozen. A program makes a new module each time."""
-    load, kept = torch.export.load, OrderedDict[bytes, Any]()
-
-    def loaded(file: Any) -> Any:
-        if not isinstance(file, io.BytesIO):
-            return load(file)
-        digest = sha256(file.getbuffer()).digest()
-        program = kept.pop(digest, None) or load(file)
-        kept[digest] = program
-        if len(kept) > PROGRAMS_KEPT:
-            kept.popitem(last=False)
-        return program
-
-    torch.export.load = loaded
+    load = torch.export.load
+    of_bytes = lru_cache(PROGRAMS_KEPT)(lambda content: load(io.BytesIO(content)))
+    torch.export.load = lambda file: of_bytes(file.getvalue()) if isinstance(file, io.BytesIO) else load(file)
 
 
 def build_here(goal: Path, *options: str) -> Built:
