@@ -260,9 +260,10 @@ def test_by_a_gateway_the_client_is_sent_to_a_box(tmp_path: Path) -> None:
 
     async def test() -> None:
         async with asyncio.timeout(LIMIT_S), Fleet(tmp_path / "store", memory()).running(keys=KEYS) as fleet:
-            box, path = await fleet.box(opener, keys=KEYS), f"{fleet.url}{realtime.PATH}/link?model={MODEL}"
-            status, link = await asyncio.to_thread(http, path, "POST", {}, KEYS[0])
-            assert status == 201, link
+            box, path = await fleet.box(opener, keys=KEYS), f"{fleet.url}{realtime.PATH}/link?model="
+            for model, expected in (("another", 404), ("gpt-realtime", 201), (MODEL, 201)):
+                status, link = await asyncio.to_thread(http, path + model, "POST", {}, KEYS[0])
+                assert status == expected, (model, link)
             assert link["url"].startswith(box.facts().url)
             at, _, query = link["url"].partition("/realtime?")
             given = dict(parse_qsl(query))

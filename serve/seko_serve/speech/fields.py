@@ -35,12 +35,14 @@ STOCK_VOICES = (  # of OpenAI
     "alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse",
 )  # fmt: skip
 STOCK_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-_STOCK_MODEL = re.compile(rf"(?:{'|'.join(STOCK_MODELS)})(?:-[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}})?")
+_STOCK_MODEL = re.compile(
+    rf"(?:{'|'.join(STOCK_MODELS)})(?:-[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}})?|gpt-[a-z0-9.-]*realtime[a-z0-9.-]*"
+)
 _A_VOICE: Table = {"anyOf": [TEXT, object_of({"id": TEXT})]}
 
 
 def is_stock_model(name: object) -> bool:
-    """Return whether a name is that of one of OpenAI's models, for which the artifact stands in."""
+    """Return whether a name is that of one of OpenAI's models that speak, for which the artifact stands in."""
     return isinstance(name, str) and _STOCK_MODEL.fullmatch(name) is not None
 
 

@@ -68,8 +68,7 @@ class RealtimeRoutes(ProtocolSocketRoutes):
 
 def _check_model(name: object, manifest: SpeechManifest) -> None:
     """Raise a ServeError for a model that is neither the artifact nor one of OpenAI's."""
-    stock = name is None or is_stock_model(name) or (isinstance(name, str) and "realtime" in name)
-    if not stock and name != manifest.name:
+    if name not in (None, manifest.name) and not is_stock_model(name):
         raise ServeError("not_found", f"this server has the model {manifest.name}", field="model")
 
 
