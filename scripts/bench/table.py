@@ -142,6 +142,11 @@ MISSED: tuple[FigureLine, ...] = (
         (("h200", "first_chunk_s", "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4"),),
     ),
     (
+        "the same over an exact cache",
+        "{:.2f}",
+        (("h200", "first_chunk_s", "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, bf16"),),
+    ),
+    (
         "MB of engines of the 1.3B model with an FP4 cache",
         "{:.1f}",
         (("h200", "engine_mb", "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4"),),
