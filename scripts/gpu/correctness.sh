@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/venv.sh
 export CXX=${SEKO_CXX:-/usr/bin/g++} PYTHONUNBUFFERED=1 # a compiler that links the system's libstdc++
+export AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL=O0 # the builds of these tests are run a few times
 seko_make_venv dev
 seko_need_gpu test
 "$PYTHON" -m seko_export doctor
