@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -146,22 +147,21 @@ def weights_of(config: VideoBuild) -> dict[str, torch.Tensor]:
     return weights | config.workload.schedule.tables(config.workload.stream)
 
 
-@pytest.fixture(scope="module", params=first_is_fast(LAYOUTS))
-def resident(request: pytest.FixtureRequest) -> tuple[VideoBuild, Recorded]:
+@cache
+def resident(layout: str) -> tuple[VideoBuild, Recorded]:
     """A record whose tracks lie wholly on the device, but for what the artifact has on the host itself."""
-    config = config_of("fp4", **LAYOUTS[request.param])
+    config = config_of("fp4", **LAYOUTS[layout])
     return config, recorded(config, None)
 
 
 @pytest.mark.parametrize(
-    ("resident", "share"),
+    ("layout", "share"),
     first_is_fast([*zip(LAYOUTS, [*SHARES, *SHARES], strict=True), ("on the host anyway", "some of them")]),
-    indirect=["resident"],
 )
 def test_caches_that_exceed_the_device_are_recorded_from_the_host_byte_for_byte(
-    resident: tuple[VideoBuild, Recorded], share: str
+    layout: str, share: str
 ) -> None:
-    config, with_all = resident
+    config, with_all = resident(layout)
     whole = device_bytes(make_buffers(config.as_exact))
     room = int(SHARES[share] * whole)
     with_less = recorded(config, room)
@@ -180,11 +180,10 @@ def test_caches_that_exceed_the_device_are_recorded_from_the_host_byte_for_byte(
     assert_equal_records(with_less.record, with_all.record)
 
 
-def test_a_track_has_given_its_memory_back_before_the_next_one_begins(
-    resident: tuple[VideoBuild, Recorded],
-) -> None:
+@pytest.mark.parametrize("layout", first_is_fast(LAYOUTS))
+def test_a_track_has_given_its_memory_back_before_the_next_one_begins(layout: str) -> None:
     """What is alive then is what was recorded: samples of the caches, latents, scales."""
-    config, recording = resident
+    config, recording = resident(layout)
     record, least = recording.record, device_bytes(make_buffers(config.changed(kv_scheme="fp4")))
     recorded_bytes = sum(
         chunk.latents.nbytes + sum(t.nbytes for t in chunk.cache.values()) for chunk in record.exact.values()
