@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from seko_serve.client import AsyncClient
 from seko_serve.fleet.redis_directory import RedisDirectory
 
-from .fleet_soak import EVERY, Viewer, box_process, listed
+from .fleet_soak import EVERY, BoxProcess, Viewer, box_process, listed
 from .fleets import Fleet
 
 
@@ -33,9 +32,7 @@ class BoxFleet:
     def __init__(self, directory: str, folder: Path, url: str, stack: ExitStack) -> None:
         self.url, self._directory, self._folder, self._stack = url, directory, folder, stack
 
-    async def box(
-        self, every: int = EVERY, *, directory: str = "", **options: Any
-    ) -> subprocess.Popen[bytes]:
+    async def box(self, every: int = EVERY, *, directory: str = "", **options: Any) -> BoxProcess:
         """Start a box, which reaches Redis at an address of its own if ``directory`` is given, and wait until it is
         listed; the options are those of `box_process`.
         """

@@ -86,7 +86,14 @@ def obey(desk: Path) -> None:
     LiveSession.request = requesting  # type: ignore[method-assign]
 
 
-def main() -> None:
+def serve_with_log(log: Path, arguments: Sequence[str]) -> None:
+    """Do what the command does in a process that was forked; what it writes to stderr goes to a file."""
+    with log.open("wb") as stderr:
+        os.dup2(stderr.fileno(), 2)
+    main(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Serve until a signal comes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory")
@@ -97,7 +104,7 @@ def main() -> None:
     parser.add_argument(
         "--patience", type=float, help="seconds for which it waits for the store when it stops"
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.patience is not None:
         manager.DRAIN_S = saving.LAST_WRITES_S = options.patience
     if options.desk is not None:
