@@ -1,5 +1,7 @@
 """`python -m tests.fuzz --cases N --seed S`: damage what comes from outside, and tell what ends badly.
 
+With `--corpus` the named cases are run, and with `--corpus --cases N` also drawn ones behind them.
+
 Each case ends in success or in an error of ours, in a child with limits. Hypothesis draws the cases, and makes one that
 ends badly smaller; the same arguments draw the same cases.
 """
@@ -28,14 +30,18 @@ from .child import Limits, Outcome, run_in_child
 from .corpus import CORPUS
 from .sight import check_sight
 
+DRAWN = 300  # cases
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run cases; return 1 if one ended badly."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=300, metavar="N", help="how many")
+    parser.add_argument(
+        "--cases", type=int, metavar="N", help=f"how many are drawn; default: {DRAWN}, none beside named ones"
+    )
     parser.add_argument("--seed", type=int, default=7, metavar="S")
     parser.add_argument("--kind", action="append", choices=KINDS, help="leave out the cases of other kinds")
-    parser.add_argument("--corpus", action="store_true", help="run the named cases in place of drawn ones")
+    parser.add_argument("--corpus", action="store_true", help="run the named cases")
     parser.add_argument("--named", action="append", metavar="NAME", help="run one named case")
     parser.add_argument("--verbose", action="store_true", help="tell how each case ended")
     options = parser.parse_args(arguments)
@@ -45,21 +51,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_sight(bases, Path(room, "sight"))
         gc.collect()
         gc.freeze()  # a child's collector then leaves the parent's pages alone
-        told = Told(Path(room, "case"), options.verbose)
-        if options.named or options.corpus:
-            for name in options.named or sorted(CORPUS):
+        named = options.named or (sorted(CORPUS) if options.corpus else [])
+        uncaught = 0
+        if named:
+            told = Told(Path(room, "case"), options.verbose)
+            for name in named:
                 case = CORPUS[name]
                 told.run(
                     name,
                     Case(name, lambda folder, case=case: case.refused(bases, folder), case.codes),
                     case.limits,
                 )
-        else:
+            uncaught += told.sum_up()
+        if options.cases is not None or not named:
+            told = Told(Path(room, "case"), options.verbose)
             _draw(bases, told, options)
-        for line, times in sorted(told.endings.items()):
-            print(f"{times:6} {line}")
-        print(f"{told.endings.total()} cases, {told.uncaught} uncaught")
-    return int(told.uncaught > 0)
+            uncaught += told.sum_up()
+    return int(uncaught > 0)
 
 
 class Told:
@@ -82,6 +90,13 @@ class Told:
             print(f"{state}: {kind}, {case.what}: {outcome.ending}\n    {outcome.detail[-1200:]}", flush=True)
         return outcome
 
+    def sum_up(self) -> int:
+        """Print how the cases ended; return how many ended badly."""
+        for line, times in sorted(self.endings.items()):
+            print(f"{times:6} {line}")
+        print(f"{self.endings.total()} cases, {self.uncaught} uncaught")
+        return self.uncaught
+
 
 def _draw(bases: Bases, told: Told, options: argparse.Namespace) -> None:
     """Run drawn cases. Of those that end badly Hypothesis tells the smallest of each place in the code."""
@@ -90,7 +105,7 @@ def _draw(bases: Bases, told: Told, options: argparse.Namespace) -> None:
 
     @seed(options.seed)
     @settings(
-        max_examples=options.cases,
+        max_examples=options.cases or DRAWN,
         database=None,
         deadline=None,
         phases=(Phase.generate, Phase.shrink),
