@@ -21,7 +21,8 @@ def processor_s() -> float:
 class Minutes:
     """The pytest plugin: each report of a test (setup, call, teardown) carries its seconds to the process that tells.
 
-    A fixture that is shared counts for the test that asked for it first.
+    A fixture that is shared counts for the test that asked for it first. Processes of multiprocessing's fork server do
+    not count: this process does not see their end.
     """
 
     def __init__(self) -> None:
