@@ -33,10 +33,10 @@ POOL = PoolConfig(2, (1, 2))
 
 
 def make_world(folder: Path) -> None:
-    """The trained world sample, which brings a picture and prompts along."""
+    """The trained world sample, which brings a picture and prompts along; one row, of which one viewer is shown."""
     build = resolved(None, checkpoint=WORLD)
     assert build.checkpoint is not None
-    _build(build.config.changed(pool=POOL), build.checkpoint, folder, build.media)
+    _build(build.config, build.checkpoint, folder, build.media)
 
 
 def make_sample(folder: Path) -> None:
