@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -189,6 +191,19 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
     """Return the module that ``make`` creates, on the meta device, where parameters take no memory."""
     with torch.device("meta"):
         return make().eval().requires_grad_(False)
+
+
+def shared_on_meta(make: partial[Any]) -> nn.Module:
+    """Return the module that ``make`` creates, on the meta device. All builds of a process share the module of equal
+    arguments, which is never changed, so that `plan` counts it once."""
+    return _shared(make.func, make.args, tuple(sorted(make.keywords.items())))
+
+
+@lru_cache(maxsize=64)
+def _shared(
+    make: Callable[..., nn.Module], arguments: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
+) -> nn.Module:
+    return on_meta(partial(make, *arguments, **dict(options)))
 
 
 def _as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

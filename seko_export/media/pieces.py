@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from seko_export.config.stream import REBUILD
 from seko_export.config.video import VideoBuild
 from seko_export.engines.collectives import RANK_ARGUMENT
 from seko_export.engines.key import EngineKey
-from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
+from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta, shared_on_meta
 from seko_export.errors import UsageError
 from seko_export.media.umt5.embedding import EMBEDDING_PARTS
 from seko_export.media.umt5.encoder import EmbeddingPart, TextEnd, TextLayer, TextStart
@@ -196,7 +197,7 @@ def _text_pieces(config: VideoBuild, text: TextEncoderConfig) -> list[Piece]:
 
     def piece(
         role: str,
-        make: Callable[[], nn.Module],
+        make: partial[Any],
         prefix: str,
         layers: int,
         inputs: tuple[Argument, ...],
@@ -204,7 +205,7 @@ def _text_pieces(config: VideoBuild, text: TextEncoderConfig) -> list[Piece]:
     ) -> Piece:
         key = EngineKey(role)
         on_host = offloaded and layers > 0
-        made = (key, on_meta(make), f"{TEXT_WEIGHTS}{prefix}", layers, inputs, outputs)
+        made = (key, shared_on_meta(make), f"{TEXT_WEIGHTS}{prefix}", layers, inputs, outputs)
         return Piece(*made, recorded=False, on_host=on_host)
 
     start = partial(TextStart, text, dtype, embeds=not offloaded)
@@ -221,10 +222,12 @@ def _text_pieces(config: VideoBuild, text: TextEncoderConfig) -> list[Piece]:
 
 
 def vae_module(
-    config: VideoBuild, vae: VaeConfig, make: Callable[[], nn.Module], inputs: Sequence[Argument]
+    config: VideoBuild, vae: VaeConfig, make: partial[Any], inputs: Sequence[Argument]
 ) -> nn.Module:
     """Return a module of the VAE on the meta device. If the build uses Seko's convolutions
     (`TargetConfig.convolutions`), they replace those of torch's convolutions that were measured to be slower.
+
+    Builds whose modules are the same share one module, which is made and counted once, and never changed.
 
     Parameters
     ----------
@@ -232,15 +235,30 @@ def vae_module(
         The build.
     vae : VaeConfig
         The VAE of which the module is a part.
-    make : callable
-        Function that creates the module.
+    make : partial
+        A method of the VAE that creates the module, with all its arguments.
     inputs : sequence of Argument
         The inputs of the module, whose sizes determine the convolutions.
     """
-    module = on_meta(make)
-    if config.target.convolutions:
-        examples = [torch.empty(a.shape, dtype=a.dtype, device="meta") for a in inputs]
-        vae_of(vae).use_own_convolutions(module, examples, config.target.convolutions)
+    options = tuple(sorted(make.keywords.items()))
+    sizes = tuple((a.shape, a.dtype) for a in inputs)
+    return shared_vae_module(vae, make.func, make.args, options, config.target.convolutions, sizes)
+
+
+@lru_cache(maxsize=32)
+def shared_vae_module(
+    vae: VaeConfig,
+    method: Callable[..., nn.Module],
+    arguments: tuple[Any, ...],
+    options: tuple[tuple[str, Any], ...],
+    arch: str,
+    inputs: tuple[tuple[tuple[int, ...], torch.dtype], ...],
+) -> nn.Module:
+    """Return the module of `vae_module`; the tables of measured convolutions do not change in a process."""
+    module = on_meta(partial(method, *arguments, **dict(options)))
+    if arch:
+        examples = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in inputs]
+        vae_of(vae).use_own_convolutions(module, examples, arch)
     return module
 
 
@@ -257,18 +275,15 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
     )
     ranks = config.decode_ranks
     rank = (RANK_ARGUMENT,) if ranks > 1 else ()
-    make = partial(kind.shared_decoder, ranks=ranks) if ranks > 1 else kind.decoder
+    method = partial(kind.shared_decoder, ranks=ranks) if ranks > 1 else kind.decoder
 
     def decode(role: str, video: str, *, first: bool) -> Piece:
         frames = vae.video_frames(length, first=first)
         decoded = (frames, s.height // ranks, *picture[1:])
         pictures = Argument("video", f"buffer:{video}[row]", decoded, torch.uint8)
         inputs = (latents, *rank, *(() if first else caches))
-
-        def decoder() -> nn.Module:
-            return make(vae, first=first, frames=length, dtype=dtype)
-
-        module = vae_module(config, vae, decoder, inputs)
+        make = partial(method, vae, first=first, frames=length, dtype=dtype)
+        module = vae_module(config, vae, make, inputs)
         return Piece(
             EngineKey(role),
             module,
@@ -291,7 +306,7 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
     image = (Argument("image", f"buffer:{IMAGE}", picture, torch.uint8),)
     encode = Piece(
         EngineKey(VAE_ENCODE),
-        vae_module(config, encoding, lambda: vae_of(encoding).encoder(encoding, dtype=dtype), image),
+        vae_module(config, encoding, partial(vae_of(encoding).encoder, encoding, dtype=dtype), image),
         encoder_weights(config),
         0,
         image,

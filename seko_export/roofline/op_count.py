@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -97,8 +97,10 @@ class PieceCount:
     scratch_bytes: int
 
 
+@lru_cache(maxsize=256)
 def count_piece(piece: Piece) -> PieceCount:
-    """Count one call of ``piece``, which `make_pieces` made for a GPU."""
+    """Count one call of ``piece``, which `make_pieces` made for a GPU. Builds that share a piece's module, which is
+    never changed, share its count."""
     tensors = piece.example_inputs("meta")
     recorder = _Recorder(tensors, [argument.name for argument in piece.signature])
     counted = stand_ins(

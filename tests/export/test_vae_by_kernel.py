@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from seko_export.engines.piece import FlatModule
 from seko_export.errors import UsageError
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host.environment import Target
-from seko_export.media.pieces import media_pieces
+from seko_export.media.pieces import media_pieces, shared_vae_module
 from seko_export.media.wan_vae import own_convolution
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.layers import CausalConv3d, ResidualBlock, RmsNorm, Upsample
@@ -64,6 +65,20 @@ def convolved(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     monkeypatch.setattr(own_convolution, "causal_conv", noted)
     monkeypatch.setattr(own_convolution, "doubled_conv", noted_doubled)
     return weights
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """A function that writes the table of measured convolutions, which otherwise does not change in a process."""
+    file = tmp_path / "table.json"
+    monkeypatch.setattr(tuned_conv, "faster_table", lambda: read_table(file))
+
+    def write(*rows: dict[str, Any]) -> None:
+        write_table(file, [*rows])
+        shared_vae_module.cache_clear()
+
+    yield write
+    shared_vae_module.cache_clear()
 
 
 class OwnOracle(VaeOracle):
@@ -296,13 +311,9 @@ def vae_parameters(config: VideoBuild) -> dict[str, tuple[tuple[int, ...], torch
 
 
 def test_an_artifact_holds_packed_weights_of_the_rows_of_its_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Callable[..., None],
 ) -> None:
-    file = tmp_path / "table.json"
-    write_table(
-        file, [row(96, 96), row(96, 96, fp8=True), row(192, 96, taps=[1, 3, 3]), row(384, 384, arch="sm_100")]
-    )
-    monkeypatch.setattr(tuned_conv, "faster_table", lambda: read_table(file))
+    measured(row(96, 96), row(96, 96, fp8=True), row(192, 96, taps=[1, 3, 3]), row(384, 384, arch="sm_100"))
     plain = vae_parameters(build_of())
     assert vae_parameters(build_of("sm_80")) == plain
     # those of ranks that share a picture are those of one GPU
@@ -328,14 +339,13 @@ def test_an_artifact_holds_packed_weights_of_the_rows_of_its_gpu(
 
 
 def test_an_artifact_holds_four_weights_of_a_convolution_behind_doubling(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Callable[..., None],
 ) -> None:
     """Where the table has both forms of the convolution behind an upsampling; `plan` counts its fewer products."""
-    file, name = tmp_path / "table.json", "weight:vae.decoder.upsamples.11.resample.1."
-    write_table(file, [row(192, 96, taps=[1, 3, 3])])
-    monkeypatch.setattr(tuned_conv, "faster_table", lambda: read_table(file))
+    name = "weight:vae.decoder.upsamples.11.resample.1."
+    measured(row(192, 96, taps=[1, 3, 3]))
     operations = own_operations(build_of("sm_90"))
-    write_table(file, [row(192, 96, taps=[1, 2, 2])])
+    measured(row(192, 96, taps=[1, 2, 2]))
     weights = vae_parameters(build_of("sm_90"))
     assert {ref for ref in weights if ref.startswith(name)} == {name + "filters_doubled", name + "bias"}
     assert weights[name + "filters_doubled"] == ((4, 2, 2, 96, 192), torch.bfloat16)
@@ -348,13 +358,9 @@ def own_operations(config: VideoBuild) -> list[int]:
     return [launch.flops for launch in count_piece(piece).launches if launch.kind == OWN_CONVOLUTION]
 
 
-def test_plan_counts_a_convolution_of_the_kernel_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_counts_a_convolution_of_the_kernel_as_one(measured: Callable[..., None]) -> None:
     """The operations of the call are those of torch's convolutions; half the weights' bytes in e4m3."""
-    file = tmp_path / "table.json"
-    write_table(file, [row(96, 96, fp8=True)])
-    monkeypatch.setattr(tuned_conv, "faster_table", lambda: read_table(file))
+    measured(row(96, 96, fp8=True))
 
     def counted(config: VideoBuild) -> list[Launch]:
         (piece,) = (piece for piece in media_pieces(config) if piece.name == "vae_decode")
@@ -410,12 +416,10 @@ def test_vae_fp8_is_refused_where_nothing_would_be_in_fp8(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("fp8", [True, False])
 def test_a_call_rearranges_and_quantises_no_weight(
-    first: bool, fp8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: bool, fp8: bool, measured: Callable[..., None]
 ) -> None:
     """In an engine of the full size, weight and scale go into the kernel as the artifact holds them."""
-    file = tmp_path / "table.json"
-    write_table(file, [row(96, 96, fp8=fp8), row(192, 96, taps=[1, 3, 3])])
-    monkeypatch.setattr(tuned_conv, "faster_table", lambda: read_table(file))
+    measured(row(96, 96, fp8=fp8), row(192, 96, taps=[1, 3, 3]))
     role = "vae_decode_first" if first else "vae_decode"
     (piece,) = (piece for piece in media_pieces(build_of("sm_90", fp8=fp8)) if piece.name == role)
     stored = piece.example_inputs("meta")

@@ -13,7 +13,7 @@ from torch import nn
 from seko_export.config.stream import LayerGroup
 from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
-from seko_export.engines.piece import OF_LAYER, OF_PLACE, Argument, Piece, on_meta
+from seko_export.engines.piece import OF_LAYER, OF_PLACE, Argument, Piece, on_meta, shared_on_meta
 from seko_export.families.layers.block import FRONT_K, FRONT_V, Block, BlockWeights
 from seko_export.families.layers.choice import (
     ADDED,
@@ -384,7 +384,7 @@ def last_update(
 ) -> Piece:
     """Return the engine that adds the last fused layer's FFN output before the head."""
     m = config.model
-    module = on_meta(lambda: LastUpdate(m))
+    module = shared_on_meta(partial(LastUpdate, m))
     key, taken, only = EngineKey(LAST_UPDATE, bucket=bucket), (*state, modulation), (m.layers - 1,)
     return Piece(key, module, LAYER, m.layers, taken, state[:1], only=only)
 

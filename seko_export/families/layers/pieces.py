@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from seko_export.config.stream import StreamConfig
 from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
-from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_meta
+from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_meta, shared_on_meta
 from seko_export.errors import UsageError
 from seko_export.families.layers.causal_dit import Embed, Head, Prompt, PromptKv
 from seko_export.families.layers.choice import (
@@ -93,7 +94,7 @@ def _prompt_pieces(config: VideoBuild) -> list[Piece]:
     return [
         Piece(
             EngineKey("prompt"),
-            on_meta(lambda: Prompt(m, dtype)),
+            shared_on_meta(partial(Prompt, m, dtype)),
             "",
             0,
             (Argument("text", f"buffer:text.embeddings{row}", text, dtype),),
@@ -101,7 +102,7 @@ def _prompt_pieces(config: VideoBuild) -> list[Piece]:
         ),
         Piece(
             EngineKey("prompt_kv"),
-            on_meta(lambda: PromptKv(m, dtype)),
+            shared_on_meta(partial(PromptKv, m, dtype)),
             f"{LAYER}cross_attn.",
             m.layers,
             (context,),
@@ -203,7 +204,7 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
         ),
         Piece(
             EngineKey("noise", bucket=bucket),
-            Noise(m, s, rounded=advance.rounded),
+            shared_on_meta(partial(Noise, m, s, rounded=advance.rounded)),
             "",
             0,
             (
@@ -221,7 +222,7 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
         ),
         Piece(
             EngineKey("advance", bucket=bucket),
-            advance(m, s),
+            shared_on_meta(partial(advance, m, s)),
             "",
             0,
             (

@@ -7,8 +7,10 @@ stream that ends at latent frame f. The channels of both tables are concatenated
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -209,7 +211,7 @@ def picture_pieces(config: VideoBuild, vae: VaeConfig, *, last: bool = False) ->
 
     def encode(
         variant: str,
-        make: Callable[[], nn.Module],
+        make: partial[Any],
         frames: int,
         inputs: tuple[Argument, ...],
         outputs: tuple[Argument, ...],
@@ -226,24 +228,16 @@ def picture_pieces(config: VideoBuild, vae: VaeConfig, *, last: bool = False) ->
             recorded=False,
         )
 
-    def make_grey() -> nn.Module:
-        return kind.grey_encoder(vae, height=s.height, width=s.width, dtype=dtype)
-
+    picture = partial(kind.picture_encoder, vae, dtype=dtype)
+    end_of_stream = partial(kind.last_encoder, vae, dtype=dtype)
+    grey_frame = partial(kind.grey_encoder, vae, height=s.height, width=s.width, dtype=dtype)
     image = Argument("image", f"buffer:{PICTURE_LEVELS}", pixels, f32)
     last_image = replace(image, ref=f"buffer:{LAST_PICTURE_LEVELS}")
     count = TABLE_FRAMES - 1
     return [
-        encode("first", lambda: kind.picture_encoder(vae, dtype=dtype), 0, (image,), (first, *caches)),
-        *(
-            [
-                encode(
-                    "last", lambda: kind.last_encoder(vae, dtype=dtype), count, (last_image, *caches), (end,)
-                )
-            ]
-            if last
-            else []
-        ),
-        encode("grey", make_grey, count, caches, (grey, *caches)),
+        encode("first", picture, 0, (image,), (first, *caches)),
+        *([encode("last", end_of_stream, count, (last_image, *caches), (end,))] if last else []),
+        encode("grey", grey_frame, count, caches, (grey, *caches)),
         Piece(
             EngineKey("condition_table"),
             Table(),

@@ -264,6 +264,7 @@ class Encoder(nn.Module):
         return run((self.conv1, *self.downsamples, *self.middle, *self.head), patches, caches)
 
 
+@lru_cache(maxsize=32)
 def decoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tuple[tuple[int, ...], ...]:
     """Return the shape of each cache of `VaeDecode`, [B, t, rows, columns, channels], for latents of h x w cells."""
     with torch.device("meta"):
@@ -272,6 +273,7 @@ def decoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tu
     return tuple(tuple(cache.shape) for cache in new_caches)
 
 
+@lru_cache(maxsize=32)
 def encoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tuple[tuple[int, ...], ...]:
     """Return the shape of each cache of `VaeEncode`, [B, t, rows, columns, channels], for latents of h x w cells."""
     side = config.spatial_stride
