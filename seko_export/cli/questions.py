@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.markup import escape
@@ -21,6 +23,9 @@ from seko_export.cli.shared import (
 from seko_export.options.asked import options_of
 from seko_export.roofline.gpus import GPUS
 from seko_runtime.cli.output import note
+
+if TYPE_CHECKING:
+    from seko_export.host.environment import Finding
 
 
 @click.command(short_help="Show what an artifact, a checkpoint or a LoRA holds.")
@@ -136,21 +141,29 @@ def report(artifact: Path | None, output: Path, chunks: int, as_json: bool) -> N
 @json_option
 def doctor(as_json: bool) -> None:
     """Say what this machine can build and run, and why not the rest."""
-    from seko_export.engines.kernel_table import examine_kernels
     from seko_export.host import environment
 
-    findings = [*environment.examine(), examine_kernels()]
-    if as_json:
-        print_json(environment.report(findings))
-        return
-    with drawn() as console:
-        for finding in findings:
-            mark = "[green]ok[/]" if finding.ok else "[yellow]no[/]"
-            advice = f"  ->  {finding.advice}" if finding.advice else ""
-            line = escape(
-                f"{finding.subject}: {finding.found}{advice}"
-            )  # extras of packages stand in brackets
+    found: list[Finding] = []
+    for finding in _findings():
+        found.append(finding)
+        if as_json:
+            continue
+        mark = "[green]ok[/]" if finding.ok else "[yellow]no[/]"
+        advice = f"  ->  {finding.advice}" if finding.advice else ""
+        line = escape(f"{finding.subject}: {finding.found}{advice}")  # extras of packages stand in brackets
+        with drawn() as console:
             console.print(f"{mark}  {line}", soft_wrap=True, highlight=False)
+    if as_json:
+        print_json(environment.report(found))
+
+
+def _findings() -> Iterator[Finding]:
+    from seko_export.host.environment import examine
+
+    yield from examine()
+    from seko_export.engines.kernel_table import examine_kernels  # imports torch
+
+    yield examine_kernels()
 
 
 @click.command(short_help="Show where the time of a steady chunk goes.")

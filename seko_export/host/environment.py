@@ -1,4 +1,5 @@
-"""Examination of what this machine can build and run. The examination installs and changes nothing."""
+"""Examination of what this machine can build and run. The examination installs and changes nothing. Torch is imported
+by what asks it, so that `doctor` begins without it."""
 
 from __future__ import annotations
 
@@ -10,19 +11,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from itertools import permutations
 from pathlib import Path
 
-import torch
-
 import seko_runtime
 from seko_export.errors import MachineError, UsageError
 from seko_export.host.tensorrt_library import DATA_CENTRE, RTX, TensorRt
 from seko_export.host.workshop import workshop
-from seko_kernels.checks import FP8_ARCH
 from seko_runtime.backends import host
 from seko_runtime.format.manifest import GPU_SEPARATOR
 
@@ -145,6 +143,8 @@ def resolve_target(wanted: str, cross: Collection[str] = ()) -> Target:
 
 def local_gpu_arch() -> str | None:
     """Return ``sm_NN`` of the current CUDA device, or None."""
+    import torch
+
     if not torch.cuda.is_available():
         return None
     major, minor = torch.cuda.get_device_capability()
@@ -160,6 +160,8 @@ def archs_elsewhere(target: Target, cross_targets: Sequence[str]) -> tuple[str, 
 
 def has_fp8(target: Target) -> bool:
     """Return whether a target is a GPU whose matrix units support e4m3."""
+    from seko_kernels.checks import FP8_ARCH
+
     number = target.archs[0].removeprefix("sm_")  # the oldest of the GPUs
     return target.device == "cuda" and divmod(int(number), 10) >= FP8_ARCH
 
@@ -226,6 +228,8 @@ def probe_compiler() -> None:
 
 def producer() -> dict[str, str]:
     """Return the versions of the packages used for a build, without host names, paths or times."""
+    import torch
+
     versions = {
         "python": platform.python_version(),
         "compiler": compiler_version().replace(compiler_command(), "c++"),
@@ -238,28 +242,23 @@ def producer() -> dict[str, str]:
     return versions
 
 
-def examine() -> list[Finding]:
-    """Return the findings of `doctor`, the most basic findings first."""
-    return [
-        _python(),
-        _torch(),
-        _gpu(),
-        *several_gpus(),
-        _compiler(),
-        _tool("strip", "install binutils"),
-        _triton(),
-        _tensorrt_builder(DATA_CENTRE),
-        _tensorrt_builder(RTX),
-        _module(
-            "tensorrt_lean",
-            "TensorRT lean",
-            "it opens plans: in Seko's folder, pip install './runtime[tensorrt]'",
-        ),
-        _module("onnx", "onnx", "--backend onnx needs it: in Seko's folder, pip install -e '.[onnx]'"),
-        _module("tokenizers", "tokenizers (prompts)", "pip install tokenizers, or build with --no-text"),
-        _module("av", "PyAV (mp4 files)", "pip install av, or write .y4m"),
-        _free_disk(),
-    ]
+def examine() -> Iterator[Finding]:
+    """Yield the findings of `doctor`, the most basic findings first, each when it is made."""
+    yield _python()
+    yield _torch()
+    yield _gpu()
+    yield from several_gpus()
+    yield _compiler()
+    yield _tool("strip", "install binutils")
+    yield _triton()
+    yield _tensorrt_builder(DATA_CENTRE)
+    yield _tensorrt_builder(RTX)
+    opens_plans = "it opens plans: in Seko's folder, pip install './runtime[tensorrt]'"
+    yield _module("tensorrt_lean", "TensorRT lean", opens_plans)
+    yield _module("onnx", "onnx", "--backend onnx needs it: in Seko's folder, pip install -e '.[onnx]'")
+    yield _module("tokenizers", "tokenizers (prompts)", "pip install tokenizers, or build with --no-text")
+    yield _module("av", "PyAV (mp4 files)", "pip install av, or write .y4m")
+    yield _free_disk()
 
 
 def report(findings: list[Finding]) -> dict[str, object]:
@@ -281,12 +280,16 @@ def _python() -> Finding:
 
 
 def _torch() -> Finding:
+    import torch
+
     release = tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
     ok = (2, 11) <= release <= (2, 13)
     return Finding("torch", ok, str(torch.__version__), "" if ok else "install torch 2.11 to 2.13")
 
 
 def _gpu() -> Finding:
+    import torch
+
     arch = local_gpu_arch()
     if arch is None:
         reason = "torch is a CPU build" if torch.version.cuda is None else "no CUDA device is visible"
@@ -298,6 +301,8 @@ def _gpu() -> Finding:
 def several_gpus() -> list[Finding]:
     """Return a finding on whether an artifact of several ranks can use this machine's GPUs together; no finding for
     fewer than two GPUs."""
+    import torch
+
     count = torch.cuda.device_count()
     if count < 2:
         return []
@@ -332,7 +337,7 @@ def _triton() -> Finding:
     version = _version("triton")
     ok = version != "not installed"
     advice = "" if ok else "GPU builds and --backend compile need it: pip install triton"
-    if ok and torch.cuda.is_available() and ctypes.util.find_library("cuda") is None:
+    if ok and local_gpu_arch() is not None and ctypes.util.find_library("cuda") is None:
         return Finding(
             "triton", False, f"{version}, without the driver library libcuda", "install the NVIDIA driver"
         )

@@ -112,7 +112,7 @@ def test_doctor_says_what_to_do_about_all_that_is_missing(monkeypatch, tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(environment, "local_gpu_arch", lambda: None)
-    findings = environment.examine()
+    findings = [*environment.examine()]
     assert [f.subject for f in findings][: len(SUBJECTS)] == SUBJECTS
     missing = {f.subject for f in findings if not f.ok}
     assert {"C++ compiler", "strip", "GPU"} <= missing
