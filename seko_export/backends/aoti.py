@@ -8,20 +8,13 @@ import site
 import sys
 from pathlib import Path
 
-import torch
-import torch._inductor.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Piece, engine_spec
 from seko_export.host.compiler_cache import CACHE_VARIABLE, use_private_cache
-from seko_export.lowering import patches
-from seko_export.lowering.agree import check_agrees
-from seko_export.lowering.package import slim_package
-from seko_export.lowering.patches.patch import applied
 from seko_export.lowering.rank_group import stand_in_group
-from seko_export.lowering.trace import trace
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, tensors_text
 
 # Order of torch's attention backends, one of which is chosen when an engine is compiled. Torch's default order would
@@ -47,6 +40,15 @@ def compile_piece(config: BuildConfig, piece: Piece, package: Path) -> None:
     NumericError
         If no recorded result (golden) covers the engine, and the engine's results differ from those of its module.
     """
+    # here: `plan` takes the backend's capabilities, and no compiler
+    import torch._inductor.config
+
+    from seko_export.lowering import patches
+    from seko_export.lowering.agree import check_agrees
+    from seko_export.lowering.package import slim_package
+    from seko_export.lowering.patches.patch import applied
+    from seko_export.lowering.trace import trace
+
     use_private_cache()
     # By default each compiler process starts a worker for every core; with a process for each piece there would be
     # cores times pieces interpreters that import torch. Only blocks and the VAE have enough kernels for several

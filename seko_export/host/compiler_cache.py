@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
 from seko_export.errors import MachineError
 from seko_export.host.environment import user_cache
 from seko_runtime.format.private_files import shared_folder
@@ -30,6 +28,8 @@ def private_cache() -> str:
     MachineError
         If the folder cannot be made, or others may have put files into it.
     """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
     chosen = os.environ.get(CACHE_VARIABLE, default_cache_dir())
     if chosen != default_cache_dir():
         return chosen
