@@ -12,14 +12,16 @@ import struct
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from seko_export.checkpoints.errors import DamagedCheckpointError, NotACheckpointError
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
 from seko_export.errors import CheckpointError, MachineError
+
+if TYPE_CHECKING:
+    import torch
 
 MAGIC = b"GGUF"
 MAX_HEADER_BYTES = 16 << 20  # that of a model of 14B takes 0.1 MB
@@ -128,7 +130,7 @@ def open_gguf(path: Path, layout: Layout) -> OpenedFiles:
             shape = _shape(facts, name, sizes)
             data = content[start + offset : start + offset + size]
             read = partial(_expand, data, kind, (rows, columns // block * block_bytes), shape)
-            dtype = {"F32": torch.float32, "F16": torch.float16}.get(kind.name, torch.float32)
+            dtype = "float16" if kind.name == "F16" else "float32"
             bare, spelled, in_blocks = layout.bare(name), f"GGUF {kind.name}", block > 1
             sources.append(TensorSource(bare, name, shape, spelled, dtype, read, quantised=in_blocks))
     except (ValueError, struct.error, OverflowError, MemoryError) as fault:
@@ -185,6 +187,7 @@ def _shape(facts: Mapping[str, Any], name: str, sizes: tuple[int, ...]) -> tuple
 
 def _expand(data: memoryview, kind: Any, layout: tuple[int, int], shape: tuple[int, ...]) -> torch.Tensor:
     """Return the numbers of a GGUF tensor: F16 as it is stored, other types in float32."""
+    import torch
     from gguf.quants import dequantize
 
     plain: Mapping[str, Callable[[], Any]] = {

@@ -13,21 +13,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from seko_export.checkpoints.errors import WeightKeysError
 from seko_export.checkpoints.key_table import KeyTable, Shapes
 from seko_export.checkpoints.keycheck import SHOWN_KEYS
-from seko_export.checkpoints.load import MERGED, WEIGHT_DTYPES, Checkpoint, is_finite
+from seko_export.checkpoints.load import MERGED, Checkpoint, is_finite
 from seko_export.checkpoints.lora_files import OpenedLora, Role, open_lora
-from seko_export.checkpoints.sources import WRAPPERS, LoraFile, MergedLora, TensorSource, shown
+from seko_export.checkpoints.sources import (
+    WEIGHT_DTYPES,
+    WRAPPERS,
+    LoraFile,
+    MergedLora,
+    TensorSource,
+    shown,
+)
 from seko_export.config.build import ModelIdentity
 from seko_export.errors import CheckpointError
 
-Change = Callable[[Tensor], Tensor]  # of a float32 tensor, which it may write to
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Change: TypeAlias = "Callable[[Tensor], Tensor]"  # of a float32 tensor, which it may write to
+_LARGEST = float.fromhex("0x1.fffffep127")  # float32 number
 
 # What trainers and tools put in front of a module's name; several may stand there.
 _PREFIXES = (
@@ -99,7 +107,7 @@ def with_loras(
         name: replace(
             source,
             dtype_name=MERGED,
-            dtype=torch.float32,
+            dtype="float32",
             read=partial(_merged, source, tuple(changes[name])),
             copy=None,
             row_codes=None,
@@ -127,6 +135,8 @@ def _name(path: Path) -> str:
 
 
 def _merged(source: TensorSource, changes: tuple[Change, ...]) -> Tensor:
+    import torch
+
     weight = (source.copy or source.read)().to(torch.float32, copy=source.copy is None)
     for change in changes:
         weight = change(weight)
@@ -315,7 +325,7 @@ class _Module:
     def _factor(self, scale: float) -> float:
         """Return the LoRA's weight times a scale, which must be a float32 number."""
         factor = self._weight * scale
-        if abs(factor) > torch.finfo(torch.float32).max:
+        if abs(factor) > _LARGEST:
             self._refuse(
                 f"its weight {self._weight:g} times its scale {scale:g} is no float32 number; take a smaller weight"
             )
@@ -336,6 +346,8 @@ class _Module:
         if any(size != 1 for size in source.shape):
             self._refuse(f"alpha is {[*source.shape]}, expected one number")
         stored = source.read()
+        import torch
+
         if stored.is_complex() or stored.dtype is torch.bool:
             self._refuse(f"alpha is {source.dtype_name}, expected a real number")
         alpha = float(stored.to(torch.float64).item())
@@ -344,7 +356,7 @@ class _Module:
         return alpha
 
     def _read(self, source: TensorSource) -> Tensor:
-        tensor = source.read().to(torch.float32)
+        tensor = source.read().float()
         if not is_finite(tensor):
             raise CheckpointError(
                 f"{self._where}: {shown(source.file_key)} holds NaN or infinite numbers; take another file"

@@ -18,12 +18,11 @@ import torch
 from seko_export.checkpoints.errors import DamagedCheckpointError, MissingEntryError, NotACheckpointError
 from seko_export.checkpoints.model_parts import looks_like, part_of
 from seko_export.checkpoints.quantised import foreign_format
-from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
+from seko_export.checkpoints.sources import WEIGHT_DTYPES, Layout, OpenedFiles, TensorSource, shown
 from seko_export.errors import CheckpointError, MachineError
 
 SCANNED_BYTES = 10_000_000  # of a pickle, for the message that refuses it
 MAX_PICKLE_BYTES = 8 << 20  # names and shapes of tensors; those of a model of 14B take 0.5 MB
-_READ_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What TransformerEngine pickles beside its weights: the state of its quantisers, as bytes or as classes of its own.
 _EXTRA_STATE = "._extra_state"
 _TRANSFORMER_ENGINE = ("_codecs.encode", "_io.BytesIO", "transformer_engine.")
@@ -119,7 +118,7 @@ def _pt_source(layout: Layout, file_key: str, tensor: torch.Tensor) -> TensorSou
     key = layout.bare(file_key).removeprefix("model.")  # where a trained module holds the model as `model`
     plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
     kind = str(tensor.dtype).removeprefix("torch.")
-    dtype = tensor.dtype if plain and tensor.dtype in _READ_DTYPES else None
+    dtype = kind if plain and kind in WEIGHT_DTYPES else None
     kind = kind if plain else f"{kind}, {tensor.layout} on {tensor.device.type}"
     return TensorSource(key, file_key, tuple(tensor.shape), kind, dtype, lambda: tensor.detach().contiguous())
 

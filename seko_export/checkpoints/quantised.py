@@ -20,13 +20,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from seko_export.checkpoints.json_files import parse_json
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource, shown
 from seko_export.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # How safetensors and torch spell the dtypes of codes.
 _CODES = {
@@ -266,7 +267,7 @@ def _expanded(source: TensorSource, scale: TensorSource | None, codes: str) -> T
     return replace(
         source,
         dtype_name=name,
-        dtype=torch.float32,
+        dtype="float32",
         read=partial(_numbers, source, scale),
         copy=None,
         row_codes=row_codes,
@@ -295,5 +296,7 @@ def _numbers(source: TensorSource, scale: TensorSource | None) -> Tensor:
 
 def _row_codes(source: TensorSource, scale: TensorSource | None) -> tuple[Tensor, Tensor]:
     """Return the e4m3 codes [out, in] of a matrix, and a float32 scale for each row [out, 1]."""
+    import torch
+
     factor = torch.ones(1) if scale is None else scale.read().float().reshape(-1)
     return source.read(), factor.view(-1, 1).expand(source.shape[0], 1).contiguous()

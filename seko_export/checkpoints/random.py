@@ -42,7 +42,7 @@ def random_checkpoint(
             name,
             shape,
             str(dtype),
-            dtype,
+            str(dtype).removeprefix("torch."),
             partial(random_weight, name, shape, seed=seed, dtype=dtype, spread=spread),
         )
         for name, shape in shapes.items()

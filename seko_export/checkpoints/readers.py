@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 
 from seko_export.checkpoints import gguf_files
@@ -25,16 +25,12 @@ from seko_export.checkpoints.errors import (
     NotACheckpointError,
 )
 from seko_export.checkpoints.json_files import read_json
-from seko_export.checkpoints.pickles import (
-    SCANNED_BYTES,
-    globals_of_pickle,
-    open_pt,
-    unmapped,
-    unsafe_pickle,
-)
 from seko_export.checkpoints.quantised import with_quantised
 from seko_export.checkpoints.sources import Companion, Layout, OpenedFiles, TensorSource, shown
 from seko_export.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
 
 # The index of shards, diffusers' variant behind it; a shard's number; a variant at the end of a file's stem.
 _INDEX = re.compile(r"(.+)\.safetensors\.index(?:\.([\w-]+))?\.json", re.ASCII)
@@ -42,7 +38,7 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$", re.ASCII)
 _VARIANT = re.compile(r".\.(fp32|fp16|bf16|fp8|int8|ema|non_ema)$", re.ASCII)
 _NAMED_ITSELF = (".pt", ".pth", ".gguf")  # suffixes of files that are never looked for in a folder
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
-_SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def open_files(path: Path, layout: Layout, companion: Path | None = None) -> OpenedFiles:
@@ -123,6 +119,8 @@ def _open_one(path: Path, layout: Layout) -> OpenedFiles:
             stored, metadata = _open_safetensors(path, layout)
             return OpenedFiles("safetensors", "all", file_bytes, stored, metadata, files=(path,))
         if head.startswith(b"PK\x03\x04"):
+            from seko_export.checkpoints.pickles import open_pt  # imports torch
+
             return replace(open_pt(path, layout), files=(path,))
         if head.startswith(gguf_files.MAGIC):
             return replace(gguf_files.open_gguf(path, layout), files=(path,))
@@ -276,14 +274,15 @@ def _looks_like_safetensors(head: bytes) -> bool:
 def _open_safetensors(path: Path, layout: Layout) -> tuple[tuple[TensorSource, ...], Mapping[str, str]]:
     """Return the tensors of a safetensors file, and the metadata of its header."""
     try:
-        file = safe_open(str(path), framework="pt", device="cpu")
+        file = safe_open(str(path), framework="np")  # the header alone, without torch
+        mapped = cache(partial(_mapped, path))
         places = cache(partial(_places_in, path))  # read if a tensor is copied
         sources = []
         for key in file.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118 - the handle is no mapping
             stored = file.get_slice(key)  # type: ignore[no-untyped-call]
             kind = stored.get_dtype()
             shape = tuple(stored.get_shape())
-            dtype, read = _SAFETENSORS_DTYPES.get(kind), partial(file.get_tensor, key)
+            dtype, read = _SAFETENSORS_DTYPES.get(kind), partial(_read, mapped, key)
             copy = None if dtype is None else partial(_copied, path, key, places, dtype, shape)
             sources.append(TensorSource(layout.bare(key), key, shape, kind, dtype, read, copy))
         return tuple(sources), file.metadata() or {}  # type: ignore[no-untyped-call]
@@ -292,8 +291,27 @@ def _open_safetensors(path: Path, layout: Layout) -> tuple[tuple[TensorSource, .
             f"{path} is no whole safetensors file: cut short or damaged "
             f"({path.stat().st_size} bytes found; {shown(str(fault))}); fetch it again"
         ) from fault
-    except RuntimeError as fault:  # of mmap: the kernel promises no more memory than there is
-        raise unmapped(path, fault) from fault
+    except RuntimeError as fault:
+        raise _unmapped(path, fault) from fault
+
+
+def _mapped(path: Path) -> Any:
+    try:
+        return safe_open(str(path), framework="pt", device="cpu")
+    except RuntimeError as fault:
+        raise _unmapped(path, fault) from fault
+
+
+def _unmapped(path: Path, fault: Exception) -> Exception:
+    """Return the error of mmap where the kernel promises no more memory than there is."""
+    from seko_export.checkpoints.pickles import unmapped
+
+    return unmapped(path, fault)
+
+
+def _read(mapped: Callable[[], Any], key: str) -> torch.Tensor:
+    tensor: torch.Tensor = mapped().get_tensor(key)
+    return tensor
 
 
 def _places_in(path: Path) -> dict[str, int]:
@@ -307,21 +325,26 @@ def _places_in(path: Path) -> dict[str, int]:
 
 
 def _copied(
-    path: Path, key: str, places: Callable[[], dict[str, int]], dtype: torch.dtype, shape: tuple[int, ...]
+    path: Path, key: str, places: Callable[[], dict[str, int]], dtype: str, shape: tuple[int, ...]
 ) -> torch.Tensor:
     """Return a tensor that is read into memory of its own: the pages of a memory map would stay in memory beside the
     tensors that are made from them."""
-    count = math.prod(shape) * dtype.itemsize
+    import torch
+
+    stored: torch.dtype = getattr(torch, dtype)
+    count = math.prod(shape) * stored.itemsize
     content = torch.from_numpy(np.fromfile(path, np.uint8, count, offset=places()[key]))
     if content.numel() != count:
         raise DamagedCheckpointError(f"{path} became shorter while it was read; fetch it again")
-    return content.view(dtype).reshape(shape)
+    return content.view(stored).reshape(shape)
 
 
 def _refused_content(path: Path, head: bytes, layout: Layout) -> Exception:
     if not head:
         return DamagedCheckpointError(f"{path} is empty; fetch it again")
     if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= pickle.HIGHEST_PROTOCOL:
+        from seko_export.checkpoints.pickles import SCANNED_BYTES, globals_of_pickle, unsafe_pickle
+
         with path.open("rb") as file:
             globals_named = globals_of_pickle(file.read(SCANNED_BYTES))
         if globals_named:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 
+WEIGHT_DTYPES = ("float32", "bfloat16", "float16")  # of weights that a build reads, as torch names them
 WRAPPERS = (
     "_fsdp_wrapped_module.",
     "_checkpoint_wrapped_module.",
@@ -172,8 +173,9 @@ class TensorSource:
         Shape of the tensor in the file.
     dtype_name : str
         Dtype of the tensor in the file, as the file spells it.
-    dtype : torch.dtype or None
-        Dtype of the tensor in the file, as a torch dtype; None if the loader does not support the dtype.
+    dtype : str or None
+        Torch's name of the dtype that ``read`` returns, such as ``bfloat16``; None if the loader does not support the
+        dtype in the file.
     read : Callable[[], torch.Tensor]
         Function that returns the tensor on the CPU, mapped from the file.
     copy : callable or None
@@ -190,7 +192,7 @@ class TensorSource:
     file_key: str
     shape: tuple[int, ...]
     dtype_name: str
-    dtype: torch.dtype | None
+    dtype: str | None
     read: Callable[[], torch.Tensor]
     copy: Callable[[], torch.Tensor] | None = None
     row_codes: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None

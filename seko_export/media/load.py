@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from seko_export.checkpoints.load import Checkpoint, load_weights
 from seko_export.config.media import TextEncoderConfig, VaeConfig
-from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
 from seko_export.media.layouts import TEXT_LAYOUT
-from seko_export.media.umt5.keys import match_text_sources
 from seko_export.media.vae import HALVES
 from seko_export.media.vaes import vae_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from seko_export.engines.weight_source import WeightSource
 
 
 def load_vae(
@@ -84,4 +86,6 @@ def load_text_encoder(path: Path, config: TextEncoderConfig) -> Checkpoint:
         If the checkpoint cannot be read or holds another model; the subclass tells the cause, see
         `seko_export.checkpoints.errors`.
     """
+    from seko_export.media.umt5.keys import match_text_sources
+
     return load_weights(path, config, TEXT_LAYOUT, lambda opened: match_text_sources(path, opened, config))

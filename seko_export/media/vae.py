@@ -2,7 +2,7 @@
 
 A VAE is a module with a `VAE`, which is an object of a class derived from `Vae`. A `Vae` reads its files and builds its
 modules; its config (`VaeConfig`) has strides and channels. The code for engines, buffers, programs, `plan` and replay
-is the same for every VAE.
+is the same for every VAE. A VAE recognises its files without torch, which its other methods import.
 """
 
 from __future__ import annotations

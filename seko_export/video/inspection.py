@@ -26,14 +26,12 @@ from seko_export.families.registry import (
 )
 from seko_export.families.video import Preset
 from seko_export.media.layouts import TEXT_LAYOUT
-from seko_export.media.load import load_vae
 from seko_export.media.vaes import vae_config_of, vae_for, vae_of, vaes
 from seko_export.options.checks import SAMPLE_FOLDER, is_sample
 from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
 from seko_export.options.model_folder import find_files
 from seko_export.options.sample import read_sample
-from seko_export.video.plan.predict import PlanRequest, predict
 
 CHOICE = "NAME"  # in place of the preset that the user must choose; no preset has this name
 _MODELS = "models"  # subfolder of repositories with a .pt
@@ -173,6 +171,8 @@ def _lora_of(path: Path) -> dict[str, Any] | None:
 
 def _vae_of(path: Path) -> dict[str, Any] | None:
     """Return the report on a VAE or a tiny decoder, or None if a path holds another model."""
+    from seko_export.media.load import load_vae
+
     if path.is_dir() and not (path / CONFIG_FILE).is_file():
         return None
     try:
@@ -248,6 +248,8 @@ def _media_of(companions: Mapping[str, Path]) -> dict[str, Any]:
 
 def _bytes_on(gpu: str, options: BuildOptions) -> dict[str, Any]:
     """Return the bytes that a build needs on a GPU, with Wan's VAE and UMT5-XXL if no others are named."""
+    from seko_export.video.plan.predict import PlanRequest, predict
+
     plan = predict(PlanRequest(options, gpu))
     return {
         "name": plan["gpu_title"],

@@ -15,7 +15,7 @@ from seko_export.checkpoints.sources import LoadOptions
 from seko_export.errors import MachineError, UsageError
 from seko_export.families.model_files import load_checkpoint
 from seko_export.host import environment
-from seko_export.options.checks import check_build, check_options
+from seko_export.options.checks import SAMPLE_FOLDER, check_build, check_options
 from seko_export.options.declaration import KV_FORMATS, BuildOptions
 from seko_export.roofline import room as room_module
 from seko_export.roofline.room import Room, check_room, room_of
@@ -36,6 +36,18 @@ for arguments in json.loads(sys.argv[1]):
             code = ended.code
     loaded = [name for name in ('torch', 'seko_kernels') if name in sys.modules]
     print(json.dumps([code, said.getvalue(), loaded]))
+"""
+# Runs a command up to its first words on stdout; then ends with them, and with whether torch has been loaded.
+FIRST_WORDS = """
+import os, sys
+from seko_export.cli.commands import main
+class First:
+    encoding, isatty, flush = "utf-8", lambda self: False, lambda self: None
+    def write(self, words):
+        print(words, "torch" in sys.modules, file=sys.stderr, flush=True)
+        os._exit(0)
+sys.stdout = First()
+main(sys.argv[1:])
 """
 TYPOS = (
     (["build", "--kv", "nonsense"], 2, "--kv 'nonsense' is not known"),
@@ -58,7 +70,9 @@ TYPOS = (
     (["plan", "--gpu", "h300"], 2, "--gpu 'h300' is not known"),
     (["plan", "--gpu", "h200", "--kv", "nonsense"], 2, "--kv 'nonsense' is not known"),
     (["inspect", "absent"], 3, "absent was not found"),
-    (["presets"], 0, ""),  # no typo, and as quick
+    (["presets"], 0, ""),  # no typos, and as quick
+    (["inspect", str(SAMPLE_FOLDER / "dit.safetensors")], 0, ""),
+    (["inspect", str(SAMPLE_FOLDER)], 0, ""),
 )
 
 
@@ -88,6 +102,25 @@ def test_a_typo_is_told_before_torch_is_loaded(endings, number):
     code, said, loaded = endings[number]
     assert (code, loaded) == (TYPOS[number][1], [])
     assert TYPOS[number][2] in said
+
+
+def test_doctor_begins_before_torch_is_loaded():
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_WORDS, "doctor"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("ok  python: ")
+    assert done.stderr.split()[-1] == "False"
+
+
+def test_a_build_is_resolved_without_a_compiler():
+    program = (
+        "import sys\nfrom seko_export import BuildOptions\nfrom seko_export.options.resolve import resolve_build\n"
+        "resolve_build(BuildOptions(preset='tiny'))\n"
+        "assert not {'torch._inductor', 'torch._dynamo', 'sympy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_names_of_caches_are_those_of_the_kernels():

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from seko_export.config.video import VideoBuild
-from seko_export.engines.piece import Piece
-from seko_export.engines.weight_source import CodedWeights, WeightSource
-from seko_export.families.abot import actions
 from seko_export.families.abot.keys import ADAPTER, CONV, KEYS
 from seko_export.families.abot.model import KEY_BITS
 from seko_export.families.abot.presets import ABOT, PRESETS
 from seko_export.families.base import MediaTensors
-from seko_export.families.layers.choice import ChunkModule, LayerChoice
 from seko_export.families.recognition import Fact, Recognised, Source, fill, learn_config, stream_facts
 from seko_export.families.wan_layout.family import WanLayoutFamily
 from seko_export.families.wan_layout.recognise import Seen, unused_fields
 from seko_runtime.controls.actions import BITS, ActionsControl, Binding
 from seko_runtime.format.manifest import ControlSpec, InputSpec
 from seko_runtime.video.manifest import VideoManifest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from seko_export.config.video import VideoBuild
+    from seko_export.engines.piece import Piece
+    from seko_export.engines.weight_source import WeightSource
+    from seko_export.families.layers.choice import LayerChoice
 
 _CHANNELS = 48  # of the latents of Wan 2.2's VAE
 _REFERENCES = ("references", "reference_side")
@@ -56,6 +57,9 @@ class AbotFamily(WanLayoutFamily):
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
         """Return the additions of ABot-World to the shared transformer layers: the keys, which are added to the
         tokens, and the reference tokens before the stream."""
+        from seko_export.families.abot import actions
+        from seko_export.families.layers.choice import ChunkModule, LayerChoice
+
         s = config.workload.stream
         shape = (s.chunk_frames, len(KEY_BITS))
         bits = InputSpec(
@@ -96,6 +100,8 @@ class AbotFamily(WanLayoutFamily):
 
     def controls(self, config: VideoBuild, manifest: VideoManifest) -> tuple[ControlSpec, ...]:
         """Return the control of the keys, looked at once a chunk, as the authors' client does."""
+        from seko_export.families.abot import actions
+
         s = config.workload.stream
         bindings = [
             Binding(
@@ -121,6 +127,10 @@ class AbotFamily(WanLayoutFamily):
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the inputs of the golden (the recorded chunks): other keys for each latent frame of each chunk."""
+        import torch
+
+        from seko_export.families.abot import actions
+
         if chunk is None:
             return {}
         s, generator = config.workload.stream, torch.Generator().manual_seed(1000 + chunk)
@@ -135,11 +145,15 @@ class _SummedKeys:
         self._checkpoint = checkpoint
 
     def __getitem__(self, name: str) -> Tensor:
+        from seko_export.families.abot import actions
+
         weight = self._checkpoint[name]
         return actions.summed(weight) if name == f"{CONV}.weight" else weight
 
     def row_codes(self, name: str) -> tuple[Tensor, Tensor] | None:
         """Return the e4m3 codes of a stored matrix and a scale for each row; None if it is not stored in e4m3."""
+        from seko_export.engines.weight_source import CodedWeights
+
         return self._checkpoint.row_codes(name) if isinstance(self._checkpoint, CodedWeights) else None
 
 

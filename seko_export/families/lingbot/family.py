@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.sources import shown
-from seko_export.config.video import VideoBuild
 from seko_export.families.base import ModelGraph
-from seko_export.families.layers.choice import INTRINSICS, POSES, ChunkModule, LayerChoice, camera_inputs
-from seko_export.families.layers.rank_split import rank_tokens
-from seko_export.families.lingbot import camera
 from seko_export.families.lingbot.keys import KEYS
 from seko_export.families.lingbot.model import CONTROLS, NO_CAMERA, PER_CHUNK, LingbotModel
 from seko_export.families.lingbot.presets import PRESETS, V1, V2
 from seko_export.families.recognition import Fact, Recognised, Source, stream_facts
-from seko_export.families.wan_layout import picture_condition as condition
 from seko_export.families.wan_layout.family import WanLayoutFamily
 from seko_export.families.wan_layout.recognise import Seen, unused_fields
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from seko_export.config.video import VideoBuild
+    from seko_export.families.layers.choice import LayerChoice
 
 _VERSIONS = {"lingbot_world_fast": V1, "transformers": V2}  # the authors' folder name for each version
 _CONTROL = "control_type"
@@ -42,6 +41,17 @@ class LingbotFamily(WanLayoutFamily):
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
         """Return the additions of lingbot-world to the shared transformer layers: the condition on the first picture
         and, if the build has a camera, the camera input."""
+        from seko_export.families.layers.choice import (
+            INTRINSICS,
+            POSES,
+            ChunkModule,
+            LayerChoice,
+            camera_inputs,
+        )
+        from seko_export.families.layers.rank_split import rank_tokens
+        from seko_export.families.lingbot import camera
+        from seko_export.families.wan_layout import picture_condition as condition
+
         model, dtype = LingbotModel.of(config.model), config.target.dtype
         picture_inputs, picture = condition.picture_inputs(config)
         still = LayerChoice(
@@ -111,11 +121,18 @@ class LingbotFamily(WanLayoutFamily):
 
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return the engines, programs, buffers and inputs of a lingbot-world build."""
+        from seko_export.families.wan_layout import picture_condition as condition
+
         return condition.with_picture_program(super().graph(config), config)
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the inputs of the golden (the recorded chunks): a random condition for the session, and for each chunk
         a camera that moves and turns."""
+        import torch
+
+        from seko_export.families.layers.choice import INTRINSICS, POSES
+        from seko_export.families.wan_layout import picture_condition as condition
+
         model, s = LingbotModel.of(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is None:
@@ -131,6 +148,8 @@ class LingbotFamily(WanLayoutFamily):
 def _rotation(axis_angle: Tensor) -> Tensor:
     """Return the rotation matrices [..., 3, 3] about the vectors [..., 3]; a vector's length is the angle in
     radians."""
+    import torch
+
     x, y, z = axis_angle.unbind(-1)
     zero = torch.zeros_like(x)
     cross = torch.stack((zero, -z, y, z, zero, -x, -y, x, zero), -1).unflatten(-1, (3, 3))

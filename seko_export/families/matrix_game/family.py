@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.key_table import layer_of
-from seko_export.config.video import VideoBuild
 from seko_export.families.base import ModelGraph
-from seko_export.families.layers.choice import ChunkModule, LayerChoice
-from seko_export.families.matrix_game import actions
-from seko_export.families.matrix_game.bindings import actions_of
 from seko_export.families.matrix_game.keys import ACTION, KEYS, VIDEO_PER_LATENT
 from seko_export.families.matrix_game.model import GAMES, HEAD, MOUSE, MatrixGameModel, no_game
 from seko_export.families.matrix_game.presets import PRESETS
 from seko_export.families.recognition import Fact, Recognised, Source, fill, learn_config
-from seko_export.families.wan_layout import picture_branch, picture_condition
 from seko_export.families.wan_layout.family import WanLayoutFamily
 from seko_export.families.wan_layout.recognise import Seen
 from seko_runtime.format.manifest import ControlSpec, InputSpec
 from seko_runtime.video.manifest import VideoManifest
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from seko_export.config.video import VideoBuild
+    from seko_export.families.layers.choice import LayerChoice
 
 _FOUNDATION_LAYER = 15  # the distilled models have action modules in the layers before it
 _TEXT = ("text_dim", "text_tokens")  # fields that a config.json may have, and the model has not
@@ -82,6 +81,12 @@ class MatrixGameFamily(WanLayoutFamily):
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
         """Return the family's additions: the picture's condition and features, of which the features stand in place of
         a text, and the action modules of the first layers."""
+        import torch
+
+        from seko_export.families.layers.choice import ChunkModule, LayerChoice
+        from seko_export.families.matrix_game import actions
+        from seko_export.families.wan_layout import picture_branch, picture_condition
+
         model, s, dtype = MatrixGameModel.of(config.model), config.workload.stream, config.target.dtype
         frames, heads = actions.input_frames(config), (model.action_heads, HEAD)
         picture, condition = picture_condition.picture_inputs(config)
@@ -137,11 +142,15 @@ class MatrixGameFamily(WanLayoutFamily):
 
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return the engines, programs, buffers and inputs of a build."""
+        from seko_export.families.wan_layout import picture_condition
+
         return picture_condition.with_picture_program(super().graph(config), config)
 
     def controls(self, config: VideoBuild, manifest: VideoManifest) -> tuple[ControlSpec, ...]:
         """Return keys and mouse by the game's bindings, beside the runtime's own controls of the build's inputs: the
         picture is cropped and averaged to the video's size, before CLIP sees it, too."""
+        from seko_export.families.matrix_game.bindings import actions_of
+
         usual = super().controls(config, manifest)
         fitted = {"averaged": True, "seen_fitted": True}
         own = (
@@ -153,6 +162,11 @@ class MatrixGameFamily(WanLayoutFamily):
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the golden's inputs: a random condition and random features or pictures for the session, and for each
         chunk keys that change from video frame to video frame and a mouse that moves."""
+        import torch
+
+        from seko_export.families.matrix_game import actions
+        from seko_export.families.wan_layout import picture_branch, picture_condition
+
         model, s = MatrixGameModel.of(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is None:

@@ -3,21 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
-from seko_export.config.video import VideoBuild
-from seko_export.families.layers.choice import (
-    INTRINSICS,
-    PLAIN,
-    POSES,
-    ChunkModule,
-    LayerChoice,
-    camera_inputs,
-)
-from seko_export.families.minwm import camera
 from seko_export.families.minwm.keys import KEYS, PROJECTION
 from seko_export.families.minwm.model import NO_CAMERA, PER_CHUNK, MinwmModel
 from seko_export.families.minwm.presets import MINWM, PRESETS
@@ -28,6 +15,12 @@ from seko_runtime.controls.camera import KEYS as LOOK_AND_MOVE
 from seko_runtime.controls.camera import CameraControl
 from seko_runtime.format.manifest import ControlSpec
 from seko_runtime.video.manifest import VideoManifest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from seko_export.config.video import VideoBuild
+    from seko_export.families.layers.choice import LayerChoice
 
 _FOCAL = 0.5  # in sizes of the picture, as the authors' script has it
 _STEP, _TURN = 0.08, 3.0  # of a key in a latent frame; degrees
@@ -54,6 +47,18 @@ class MinwmFamily(WanLayoutFamily):
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
         """Return the additions of minWM to the shared transformer layers: the camera's attention, if the build has a
         camera."""
+        import torch
+
+        from seko_export.families.layers.choice import (
+            INTRINSICS,
+            PLAIN,
+            POSES,
+            ChunkModule,
+            LayerChoice,
+            camera_inputs,
+        )
+        from seko_export.families.minwm import camera
+
         s = config.workload.stream
         if MinwmModel.of(config.model).camera == NO_CAMERA:
             return PLAIN
@@ -72,6 +77,8 @@ class MinwmFamily(WanLayoutFamily):
 
     def controls(self, config: VideoBuild, manifest: VideoManifest) -> tuple[ControlSpec, ...]:
         """Return the camera with the authors' steps and lens, beside the runtime's other controls."""
+        from seko_export.families.layers.choice import INTRINSICS, POSES
+
         usual, s = super().controls(config, manifest), config.workload.stream
         own = CameraControl.declared(
             s.height,
@@ -93,6 +100,10 @@ class MinwmFamily(WanLayoutFamily):
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the inputs of the golden (the recorded chunks): another camera for each latent frame, turned and
         moved, with a lens that differs along x and y."""
+        import torch
+
+        from seko_export.families.layers.choice import INTRINSICS, POSES
+
         if chunk is None or MinwmModel.of(config.model).camera == NO_CAMERA:
             return {}
         s, generator = config.workload.stream, torch.Generator().manual_seed(1000 + chunk)

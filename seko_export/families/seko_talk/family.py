@@ -4,35 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from seko_export.config.schedule import Schedule
-from seko_export.config.video import VideoBuild
-from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
-from seko_export.families.layers.choice import SESSION, ChunkModule, LayerChoice, PromptModule
-from seko_export.families.layers.rank_split import rank_tokens
 from seko_export.families.recognition import Recognised
-from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.keys import IN_LAYER, KEYS, PROJECTOR
 from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.families.seko_talk.presets import PRESETS
 from seko_export.families.seko_talk.recognise import recognised
 from seko_export.families.seko_talk.run_config import read_run_config
-from seko_export.families.wan_layout import picture_branch
 from seko_export.families.wan_layout.family import WanLayoutFamily
+from seko_export.families.wan_layout.picture_sizes import BRANCH_NAMES
 from seko_export.families.wan_layout.recognise import Seen
-from seko_export.media.pieces import AUDIO_ENCODER
 from seko_runtime.controls.voice import FEATURES, NORMALISED, PLAIN, WINDOW
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.video.contract import PICTURE_CHANNELS
 from seko_runtime.video.schedule import OF_TIMES
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from seko_export.config.video import VideoBuild
+    from seko_export.engines.weight_source import WeightSource
+    from seko_export.families.layers.choice import ChunkModule, LayerChoice, PromptModule
+
 # Replacements from the artifact's names of weights, which contain the module, to the checkpoint's names.
-_NAMES = {**picture_branch.MODULE_NAMES, ".tail.": f".{IN_LAYER}."}
+_NAMES = {**BRANCH_NAMES, ".tail.": f".{IN_LAYER}."}
 
 
 class SekoTalkFamily(WanLayoutFamily):
@@ -51,6 +49,14 @@ class SekoTalkFamily(WanLayoutFamily):
         UsageError
             If all passes of the build share one KV cache, or the build has no reference frame.
         """
+        import torch
+
+        from seko_export.families.layers.choice import SESSION, ChunkModule, LayerChoice
+        from seko_export.families.layers.rank_split import rank_tokens
+        from seko_export.families.seko_talk import audio, picture
+        from seko_export.families.wan_layout import picture_branch
+        from seko_export.media.pieces import AUDIO_ENCODER
+
         model, s, dtype = SekoTalkModel.of(config.model), config.workload.stream, config.target.dtype
         if not s.pass_caches:
             raise UsageError(
@@ -120,6 +126,8 @@ class SekoTalkFamily(WanLayoutFamily):
 
     def tables(self, config: VideoBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
         """Return the audio adapter's shift, scale and gate of each pass."""
+        from seko_export.families.seko_talk import audio
+
         times = config.workload.schedule.every_timestep
         table = audio.time_table(checkpoint, config.model, times, config.target.dtype)
         return {f"{OF_TIMES}{audio.TIMES}": table}
@@ -131,6 +139,11 @@ class SekoTalkFamily(WanLayoutFamily):
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the inputs of the golden (the recorded chunks): random features of the picture for the session; for
         each chunk random audio features, or noise as audio."""
+        import torch
+
+        from seko_export.families.seko_talk import audio, picture
+        from seko_export.families.wan_layout import picture_branch
+
         model, s = SekoTalkModel.of(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is not None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from seko_export.config.video import VideoBuild
 from seko_export.families.base import ModelGraph
-from seko_export.families.layers.choice import LayerChoice
 from seko_export.families.recognition import Fact, Recognised, Source, fill, learn_config
 from seko_export.families.wan_i2v.keys import KEYS, POSITIONS
 from seko_export.families.wan_i2v.model import WanI2vModel
 from seko_export.families.wan_i2v.presets import A14B, FLF2V, I2V, PRESETS
-from seko_export.families.wan_layout import picture_branch, picture_condition
 from seko_export.families.wan_layout.family import WanLayoutFamily
 from seko_export.families.wan_layout.keys import PROJECTION
+from seko_export.families.wan_layout.picture_sizes import BRANCH_NAMES
 from seko_export.families.wan_layout.recognise import Seen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from seko_export.config.video import VideoBuild
+    from seko_export.families.layers.choice import LayerChoice
 
 GOLDEN_LAST_FRAME = 3  # frame of the golden's last picture, in one of the recorded chunks
 
@@ -28,7 +30,7 @@ class WanI2vFamily(WanLayoutFamily):
     name = "wan_i2v"
     presets = PRESETS
     keys = KEYS
-    module_names = picture_branch.MODULE_NAMES
+    module_names = BRANCH_NAMES
 
     def recognised(self, seen: Seen) -> Recognised | None:
         """Return what is known of a model whose input has a picture's condition, too; None for any other.
@@ -54,6 +56,9 @@ class WanI2vFamily(WanLayoutFamily):
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
         """Return the modules and inputs that the family adds to the shared layers: the picture's condition, and the
         picture branch if the model has one."""
+        from seko_export.families.layers.choice import LayerChoice
+        from seko_export.families.wan_layout import picture_branch, picture_condition
+
         model = WanI2vModel.of(config.model)
         inputs, condition = picture_condition.picture_inputs(config, last=model.last_picture)
         embed, taken = picture_condition.ConditionedEmbed, (picture_condition.ROWS,)
@@ -72,12 +77,18 @@ class WanI2vFamily(WanLayoutFamily):
 
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return the engines, programs, buffers and inputs of an image-to-video build."""
+        from seko_export.families.wan_layout import picture_condition
+
         last = WanI2vModel.of(config.model).last_picture
         return picture_condition.with_picture_program(super().graph(config), config, last=last)
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the golden's inputs for the session: a random condition, and random pictures or features for the
         picture branch."""
+        import torch
+
+        from seko_export.families.wan_layout import picture_branch, picture_condition
+
         model, s = WanI2vModel.of(config.model), config.workload.stream
         if chunk is not None:
             return {}

@@ -1,27 +1,25 @@
-"""Base class of families with Wan's layers and key names."""
+"""Base class of families with Wan's layers and key names. It and the families import torch where a build needs it:
+checkpoints are recognised without it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from seko_export.checkpoints.sources import OpenedFiles
-from seko_export.config.video import VideoBuild
-from seko_export.engines.piece import Piece
-from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors, ModelGraph
-from seko_export.families.layers.choice import PLAIN, LayerChoice
-from seko_export.families.layers.layer_pieces import BLOCK
-from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
-from seko_export.families.layers.rolling_pieces import rolling_graph
-from seko_export.families.layers.video_in import video_inputs
-from seko_export.families.layers.weights import RenamedWeights, model_weights
 from seko_export.families.recognition import Facts, Recognised
 from seko_export.families.video import CacheProbe, VideoFamily
 from seko_export.families.wan_layout.recognise import Seen, is_config, recognise
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from seko_export.config.video import VideoBuild
+    from seko_export.engines.piece import Piece
+    from seko_export.engines.weight_source import WeightSource
+    from seko_export.families.layers.choice import LayerChoice
 
 
 class WanLayoutFamily(VideoFamily):
@@ -35,6 +33,8 @@ class WanLayoutFamily(VideoFamily):
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
         """Return the family's additions to the shared transformer layers of a build."""
+        from seko_export.families.layers.choice import PLAIN
+
         del config
         return PLAIN
 
@@ -59,6 +59,11 @@ class WanLayoutFamily(VideoFamily):
 
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return the engines, programs, buffers and inputs of a build."""
+        from seko_export.families.layers.choice import PLAIN
+        from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
+        from seko_export.families.layers.rolling_pieces import rolling_graph
+        from seko_export.families.layers.video_in import video_inputs
+
         choice = self.layer_choice(config)
         if config.workload.stream.rolling:
             if choice is not PLAIN:
@@ -75,10 +80,14 @@ class WanLayoutFamily(VideoFamily):
         self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights of the artifact by name."""
+        from seko_export.families.layers.weights import RenamedWeights, model_weights
+
         return model_weights(pieces, RenamedWeights(checkpoint, self.module_names), media)
 
     def cache_probe(self, config: VideoBuild) -> CacheProbe:
         """Return the block as the engine that writes the cache (arguments ``caches.k`` and ``caches.v``), and the
         embedding as the engine that begins each pass."""
+        from seko_export.families.layers.layer_pieces import BLOCK
+
         del config
         return CacheProbe(BLOCK, "embed")

@@ -19,6 +19,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.layers.causal_dit import PromptKv
 from seko_export.families.layers.choice import PROMPT, PromptModule
+from seko_export.families.wan_layout.picture_sizes import IN_LAYER
 from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.pieces import IMAGE_ENCODER
 from seko_runtime.format.manifest import InputSpec
@@ -29,14 +30,7 @@ FEATURES = "picture"  # name of the caller's input with CLIP's features
 PICTURES = "squashed"  # name of the caller's input with pictures that the host resizes to CLIP's square without a crop
 SEEN = "picture_seen"  # features that the build's image encoder computes
 TOKENS, KEYS, VALUES = "picture_tokens", "picture_k", "picture_v"
-PROJECTION, IN_LAYER = "img_emb", "picture"  # names of prompt modules, with which their weights' names begin
-MODULE_NAMES = {
-    f".{IN_LAYER}.k.": ".cross_attn.k_img.",
-    f".{IN_LAYER}.v.": ".cross_attn.v_img.",
-    f".{IN_LAYER}.norm_k.": ".cross_attn.norm_k_img.",
-}
-"""For each part of a weight's name in the artifact: the text that replaces the part in the checkpoint's name; see
-`RenamedWeights`."""
+PROJECTION = "img_emb"  # name of a prompt module, with which its weights' names begin, as with `IN_LAYER`
 
 
 @dataclass(frozen=True)

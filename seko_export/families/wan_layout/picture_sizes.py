@@ -10,6 +10,14 @@ MASK_CHANNELS = 4  # channels of the mask, in front of the picture's latents in 
 TABLE_FRAMES = 30
 """Number of entries of the condition table. From latent frame 29 on the VAE's encoder no longer sees the picture, so
 all later latents are equal bit by bit."""
+IN_LAYER = "picture"  # name of the prompt module of a layer's attention to a picture's features
+BRANCH_NAMES = {
+    f".{IN_LAYER}.k.": ".cross_attn.k_img.",
+    f".{IN_LAYER}.v.": ".cross_attn.v_img.",
+    f".{IN_LAYER}.norm_k.": ".cross_attn.norm_k_img.",
+}
+"""For each part of a weight's name in the artifact: the text that replaces the part in the checkpoint's name; see
+`RenamedWeights`."""
 
 
 def has_condition(in_channels: int, out_channels: int) -> bool:

@@ -8,9 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.key_table import Naming
@@ -20,9 +18,12 @@ from seko_export.checkpoints.model_parts import looks_like
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource
 from seko_export.config.media import ClipConfig
-from seko_export.engines.weight_source import WeightSource
-from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.layouts import CLIP_LAYOUT
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from seko_export.engines.weight_source import WeightSource
 
 _IMAGE, _TEXT = "visual.", "textual."
 # Of the file, behind the blocks; not used.
@@ -84,6 +85,10 @@ def clip_shapes(config: ClipConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the file's image half up to ``post_norm``, by its name without ``visual.``.
     The file's image half has one more block than `ClipFeatures`.
     """
+    import torch
+
+    from seko_export.media.clip.encoder import ClipFeatures
+
     with torch.device("meta"):
         encoder = ClipFeatures(replace(config, layers=config.layers + 1))
     return {name: tuple(parameter.shape) for name, parameter in encoder.named_parameters()}
@@ -107,6 +112,8 @@ class _JoinedWeights:
         self._checkpoint = checkpoint
 
     def __getitem__(self, name: str) -> Tensor:
+        import torch
+
         if name in self._checkpoint.sources or _JOINED not in name:
             return self._checkpoint[name]
         return torch.cat([self._checkpoint[name.replace(_JOINED, part)] for part in _PARTS])

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.checkpoints.json_files import CONFIG_FILE, read_json_object
@@ -17,9 +14,12 @@ from seko_export.checkpoints.keycheck import compare_keys
 from seko_export.checkpoints.load import Checkpoint, load_weights
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource
 from seko_export.config.media import HubertConfig
-from seko_export.engines.weight_source import WeightSource
-from seko_export.media.hubert.encoder import HubertFeatures
 from seko_export.media.layouts import HUBERT_LAYOUT, HUBERT_WEIGHTS, PREPROCESSOR
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from seko_export.engines.weight_source import WeightSource
 
 RATE = 16_000  # sample rate of the encoder's input
 # The convolution of the positions: its direction and length, as torch names them since 2.0 and before.
@@ -92,6 +92,10 @@ def hubert_config_of(path: Path) -> HubertConfig:
 
 def hubert_shapes(config: HubertConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor that a checkpoint of this encoder holds, by transformers' names."""
+    import torch
+
+    from seko_export.media.hubert.encoder import HubertFeatures
+
     with torch.device("meta"):
         encoder = HubertFeatures(config, 1)
     shapes: dict[str, tuple[int, ...]] = {}

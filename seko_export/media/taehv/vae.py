@@ -5,30 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.key_table import Naming
 from seko_export.checkpoints.keycheck import compare_keys
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
-from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
 from seko_export.media.taehv.config import SUPER_WIDTHS, TaehvConfig
-from seko_export.media.taehv.modules import (
-    TinyDecode,
-    TinyEncode,
-    cache_shapes,
-    decoder_of,
-    encoder_cache_shapes,
-    latent_statistics,
-)
 from seko_export.media.vae import Vae
 from seko_export.media.wan_vae.config import VAE_PRESETS
 from seko_runtime.video.contract import PICTURE_CHANNELS
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from seko_export.engines.weight_source import WeightSource
+    from seko_export.media.taehv.modules import TinyDecode, TinyEncode
 
 TAEHV, LIGHTTAE = "taehv", "lighttae"
 _SIGN = "decoder.{}.conv.0.weight"  # a block's first convolution, 3: of the super variant, too
@@ -133,10 +128,16 @@ class Taehv(Vae[TaehvConfig]):
 
     def weights(self, checkpoint: WeightSource, config: TaehvConfig) -> WeightSource:
         """Return the file's tensors and the latents' statistics, which no file holds."""
+        import torch
+
+        from seko_export.media.taehv.modules import latent_statistics
+
         return _Tensors(checkpoint, latent_statistics(config, torch.float32))
 
     def decoder(self, config: TaehvConfig, *, first: bool, frames: int, dtype: torch.dtype) -> TinyDecode:
         """Return the module that decodes one chunk of one session."""
+        from seko_export.media.taehv.modules import decoder_of
+
         del frames
         return decoder_of(config, first=first, dtype=dtype)
 
@@ -144,6 +145,8 @@ class Taehv(Vae[TaehvConfig]):
         self, config: TaehvConfig, *, first: bool, frames: int, dtype: torch.dtype, normalised: bool = True
     ) -> TinyEncode:
         """Return the module that encodes one chunk of a video; UsageError for latents that are not normalised."""
+        from seko_export.media.taehv.modules import TinyEncode
+
         del frames
         if not normalised:
             raise UsageError(
@@ -154,15 +157,23 @@ class Taehv(Vae[TaehvConfig]):
 
     def encoder_cache_shapes(self, config: TaehvConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
         """Return the shape of each cache of the encoder."""
+        from seko_export.media.taehv.modules import encoder_cache_shapes
+
         return encoder_cache_shapes(config, rows, columns)
 
     def cache_shapes(self, config: TaehvConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
         """Return the shape of each cache of one session's decoder."""
+        from seko_export.media.taehv.modules import cache_shapes
+
         return cache_shapes(config, rows, columns)
 
 
 def decoder_shapes(config: TaehvConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the decoder in a file, by its name."""
+    import torch
+
+    from seko_export.media.taehv.modules import decoder_of, latent_statistics
+
     with torch.device("meta"):
         parameters = decoder_of(config, first=True, dtype=torch.float32).named_parameters()
     statistics = latent_statistics(config, torch.float32)
@@ -171,6 +182,10 @@ def decoder_shapes(config: TaehvConfig) -> dict[str, tuple[int, ...]]:
 
 def encoder_shapes(config: TaehvConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the encoder in a file, by its name."""
+    import torch
+
+    from seko_export.media.taehv.modules import TinyEncode, latent_statistics
+
     with torch.device("meta"):
         parameters = TinyEncode(config, first=True, dtype=torch.float32).named_parameters()
     statistics = latent_statistics(config, torch.float32)

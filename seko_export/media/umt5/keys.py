@@ -10,13 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from seko_export.checkpoints.key_table import LAYER, Naming
 from seko_export.checkpoints.keycheck import compare_keys
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource
 from seko_export.config.media import TextEncoderConfig
-from seko_export.media.umt5.encoder import TextEncoder
 
 # Wan's name -> transformers', outside the layers. Source: state dicts of models_t5_umt5-xxl-enc-bf16.pth and of
 # transformers.UMT5EncoderModel; the test compares with the class itself.
@@ -52,6 +49,10 @@ def text_shapes(config: TextEncoderConfig) -> dict[str, tuple[int, ...]]:
     dict[str, tuple[int, ...]]
         Shape of each tensor by name.
     """
+    import torch
+
+    from seko_export.media.umt5.encoder import TextEncoder
+
     with torch.device("meta"):
         encoder = TextEncoder(config)
     return {name: tuple(parameter.shape) for name, parameter in encoder.named_parameters()}
@@ -102,6 +103,8 @@ def is_transformers_text(opened: OpenedFiles) -> bool:
 def _without_surplus(sources: tuple[TensorSource, ...]) -> tuple[TensorSource, ...]:
     """Leave out the decoder of a full model, a tokenizer that ComfyUI stores as a tensor, and the second name of a
     tensor that is stored under two names."""
+    import torch
+
     named = {source.key: source for source in sources}
     surplus = {key for key in named if SURPLUS_KEYS.fullmatch(key)}
     for alias, key in TIED_KEYS.items():

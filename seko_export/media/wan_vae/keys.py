@@ -10,13 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from seko_export.checkpoints.key_table import Naming
 from seko_export.checkpoints.keycheck import compare_keys
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
-from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode, latent_statistics
 
 # Wan's module -> diffusers' module, outside the lists of blocks. Source: state dicts of Wan2.1_VAE.pth and of
 # diffusers.AutoencoderKLWan; the test compares with the class itself.
@@ -71,6 +68,10 @@ def vae_shapes(config: WanVaeConfig, half: str) -> dict[str, tuple[int, ...]]:
     dict[str, tuple[int, ...]]
         Shape of each tensor by name. The statistics of the latents are in the config, not in the checkpoint.
     """
+    import torch
+
+    from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode, latent_statistics
+
     with torch.device("meta"):
         modules = {
             "decoder": VaeDecode(config, first=True, frames=1),

@@ -6,33 +6,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.json_files import read_config
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
-from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
 from seko_export.media.vae import Vae
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
 from seko_export.media.wan_vae.keys import RESIDUAL_SIGNS, match_vae_sources, widths_in
-from seko_export.media.wan_vae.modules import VaeTensors, decoder_cache_shapes, encoder_cache_shapes
-from seko_export.media.wan_vae.own_convolution import use_own_convolutions
-from seko_export.media.wan_vae.rows import (
-    DecodeRow,
-    DecodeShare,
-    EncodeChunk,
-    EncodeGrey,
-    EncodeImage,
-    EncodeLast,
-    EncodePicture,
-    EncodeRawChunk,
-)
-from seko_kernels.tuned_conv import measured_tiles
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from seko_export.engines.weight_source import WeightSource
+    from seko_export.media.wan_vae.rows import (
+        DecodeRow,
+        DecodeShare,
+        EncodeChunk,
+        EncodeGrey,
+        EncodeImage,
+        EncodeLast,
+        EncodePicture,
+    )
 
 _CLASS = "AutoencoderKLWan"  # diffusers'; our sample's config.json names none
 _FIELDS = (
@@ -109,53 +107,76 @@ class WanVae(Vae[WanVaeConfig]):
 
     def weights(self, checkpoint: WeightSource, config: WanVaeConfig) -> WeightSource:
         """Return the checkpoint's tensors, the weights packed for Seko's convolutions, and the latents' statistics."""
+        from seko_export.media.wan_vae.modules import VaeTensors
+
         return VaeTensors(checkpoint, config)
 
     def decoder(self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype) -> DecodeRow:
         """Return the module that decodes one chunk of one session."""
+        from seko_export.media.wan_vae.rows import DecodeRow
+
         return DecodeRow(config, first=first, frames=frames, dtype=dtype)
 
     def use_own_convolutions(self, module: nn.Module, inputs: Sequence[Tensor], arch: str) -> None:
         """Replace the convolutions that `tuned_conv.json` lists for a GPU by Seko's kernel, in place."""
+        from seko_export.media.wan_vae.own_convolution import use_own_convolutions
+        from seko_kernels.tuned_conv import measured_tiles
+
         use_own_convolutions(module, inputs, partial(measured_tiles, arch))
 
     def shared_decoder(
         self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype, ranks: int
     ) -> DecodeShare:
         """Return the module that decodes one rank's pixel rows of one session's chunk."""
+        from seko_export.media.wan_vae.rows import DecodeShare
+
         return DecodeShare(config, first=first, frames=frames, dtype=dtype, ranks=ranks)
 
     def encoder(self, config: WanVaeConfig, *, dtype: torch.dtype) -> EncodeImage:
         """Return the encoder of a start picture."""
+        from seko_export.media.wan_vae.rows import EncodeImage
+
         return EncodeImage(config, first=True, frames=1, dtype=dtype)
 
     def picture_encoder(self, config: WanVaeConfig, *, dtype: torch.dtype) -> EncodePicture:
         """Return the module that encodes a picture which is followed by grey frames."""
+        from seko_export.media.wan_vae.rows import EncodePicture
+
         return EncodePicture(config, first=True, frames=1, dtype=dtype)
 
     def grey_encoder(
         self, config: WanVaeConfig, *, height: int, width: int, dtype: torch.dtype
     ) -> EncodeGrey:
         """Return the module that encodes one latent frame of grey after earlier frames."""
+        from seko_export.media.wan_vae.rows import EncodeGrey
+
         return EncodeGrey(config, height, width, dtype)
 
     def last_encoder(self, config: WanVaeConfig, *, dtype: torch.dtype) -> EncodeLast:
         """Return the module that encodes three grey frames and a picture after earlier frames."""
+        from seko_export.media.wan_vae.rows import EncodeLast
+
         return EncodeLast(config, first=False, frames=1, dtype=dtype)
 
     def video_encoder(
         self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype, normalised: bool = True
     ) -> EncodeChunk:
         """Return the module that encodes one chunk of a video."""
+        from seko_export.media.wan_vae.rows import EncodeChunk, EncodeRawChunk
+
         kind = EncodeChunk if normalised else EncodeRawChunk
         return kind(config, first=first, frames=frames, dtype=dtype)
 
     def encoder_cache_shapes(self, config: WanVaeConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
         """Return the shape of each cache of the encoders that go on."""
+        from seko_export.media.wan_vae.modules import encoder_cache_shapes
+
         return [shape[1:] for shape in encoder_cache_shapes(config, 1, rows, columns)]
 
     def cache_shapes(self, config: WanVaeConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
         """Return the shape of each cache of one session's decoder."""
+        from seko_export.media.wan_vae.modules import decoder_cache_shapes
+
         return [shape[1:] for shape in decoder_cache_shapes(config, 1, rows, columns)]
 
 
