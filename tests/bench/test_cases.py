@@ -27,7 +27,7 @@ def test_a_trial_makes_the_cases_rows(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     assert runner.main(["import", "--trial", "--work", str(tmp_path), "--rows", str(rows)]) == 0
     written = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [row["figure"] for row in written] == ["import_ms"] * 2
+    assert [row["figure"] for row in written] == ["first_line_ms"] * 5 + ["import_ms"] * 2
 
 
 def test_cases_that_fail_are_counted_and_the_others_run(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_cases_that_fail_are_counted_and_the_others_run(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "fit needs a GPU" in done.stderr
     assert done.stdout.splitlines()[-1] == "failed: fit"
-    assert len(rows.read_text().splitlines()) == 2
+    assert len(rows.read_text().splitlines()) == 7
 
 
 def test_a_part_that_a_case_lacks_is_refused(tmp_path: Path) -> None:
