@@ -14,7 +14,6 @@ import click
 import seko_runtime
 from seko_export.cli.delivery import keygen, pack, sign, unpack
 from seko_export.cli.grouped_help import GroupedCommand, GroupedOption, help_all_option
-from seko_export.cli.progress import shown_progress
 from seko_export.cli.questions import bench, doctor, inspect, presets, profile, report, verify
 from seko_export.cli.shared import SekoGroup, answer, completing, json_option
 from seko_export.errors import UsageError
@@ -106,6 +105,7 @@ def build(
     of speed.
     """
     import seko_export
+    from seko_export.cli.progress import shown_progress
 
     with shown_progress() as tell:
         result = seko_export.build(
@@ -167,6 +167,7 @@ def try_command(
     The artifact is built again only if the files of CHECKPOINT, options or the toolchain changed.
     """
     import seko_export
+    from seko_export.cli.progress import shown_progress
     from seko_export.tools.trial import check_shown, serve_page, try_artifact, write_video
 
     pictures = {"--image": image, "--last-image": last_image}

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.markup import escape
 
-from seko_export.cli.progress import shown_progress
 from seko_export.cli.shared import (
     answer,
     artifact_argument,
@@ -127,6 +125,7 @@ def report(artifact: Path | None, output: Path, chunks: int, as_json: bool) -> N
 
     Without an ARTIFACT the sample model is built first, as `seko-export try` does."""
     import seko_export
+    from seko_export.cli.progress import shown_progress
     from seko_export.tools.field_report import write_report
     from seko_export.tools.trial import try_artifact
 
@@ -141,6 +140,8 @@ def report(artifact: Path | None, output: Path, chunks: int, as_json: bool) -> N
 @json_option
 def doctor(as_json: bool) -> None:
     """Say what this machine can build and run, and why not the rest."""
+    from rich.markup import escape
+
     from seko_export.host import environment
 
     found: list[Finding] = []

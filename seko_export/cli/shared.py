@@ -10,11 +10,10 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
-from rich.console import Console
 
 from seko_export.cli.grouped_help import GroupedOption, write_sections
 from seko_export.errors import ExportError, RunError
@@ -23,6 +22,9 @@ from seko_runtime.cli.output import Report, note, print_lines, show, show_failur
 from seko_runtime.errors import SekoRuntimeError
 from seko_runtime.host.end_signals import until_ended
 from seko_runtime.host.faults import machine_faults
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 artifact_argument = click.argument("artifact", type=click.Path(path_type=Path))
 json_option = click.option(
@@ -144,6 +146,8 @@ def say(*lines: str) -> None:
 def drawn() -> Iterator[Console]:
     """Yield a console. The text that is printed on the console appears on stdout at the end of the block, in colours if
     stdout is a terminal."""
+    from rich.console import Console
+
     console = Console()
     if not console.is_terminal:
         text = io.StringIO()
