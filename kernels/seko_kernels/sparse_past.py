@@ -64,12 +64,22 @@ class PastLayout(NamedTuple):
     def most_always(self) -> int:
         """Largest number of tiles that `always` takes in a row, over all places of the present chunk."""
         pinned, ring, chunk = self.pinned_frames, self.ring_frames, self.chunk_frames
-        filling = [[*range(first, first + chunk)] for first in range(pinned + ring - chunk + 1)]
-        full = [[pinned + (first + n) % ring for n in range(chunk)] for first in range(ring)]
-        slots = torch.tensor(filling + full)
-        valid = [first + chunk for first in range(len(filling))] + [pinned + ring] * len(full)
-        cached = (torch.tensor(valid) - chunk) * self.frame_tokens
-        return int(self.always(slots, cached).sum(1).max())
+        filling = (list(range(first, first + chunk)) for first in range(pinned + ring - chunk + 1))
+        full = ([pinned + (first + n) % ring for n in range(chunk)] for first in range(ring))
+        most = 0
+        for slots, count in [
+            *((own, own[0]) for own in filling),
+            *((own, pinned + ring - chunk) for own in full),
+        ]:
+            past = [slot for slot in range(pinned + ring) if slot not in slots][:count]
+            newest = {(slots[0] - pinned - back) % ring + pinned for back in range(1, chunk + 1)}
+            taken = {(count * self.frame_tokens - 1) // KEY_TILE} if count else set()
+            for place, slot in enumerate(past):
+                if slot in newest or slot < pinned:
+                    first, end = place * self.frame_tokens, (place + 1) * self.frame_tokens
+                    taken.update(range(first // KEY_TILE, (end - 1) // KEY_TILE + 1))
+            most = max(most, len(taken))
+        return most
 
     def always(self, write_slots: Tensor, cached: Tensor) -> Tensor:
         """Return which tiles every query of a row attends to.
