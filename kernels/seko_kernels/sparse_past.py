@@ -101,12 +101,18 @@ class PastLayout(NamedTuple):
         """
         first = torch.arange(self.tiles, device=write_slots.device) * KEY_TILE  # tokens [tiles]
         back = torch.arange(1, self.chunk_frames + 1, device=write_slots.device)
-        slots = (write_slots[:, :1] - self.pinned_frames - back) % self.ring_frames + self.pinned_frames
+        slots = (
+            write_slots.narrow(1, 0, 1) - self.pinned_frames - back
+        ) % self.ring_frames + self.pinned_frames
         own = slots.unsqueeze(-1) == write_slots.unsqueeze(1)  # [B, F, F]
         before = write_slots.unsqueeze(1) < slots.unsqueeze(-1)
         # Of a cache that is filling, slots without a frame lie behind all cached tokens.
         begin = ((slots - before.sum(-1)) * self.frame_tokens).unsqueeze(-1)  # [B, F, 1]
-        met = (first < begin + self.frame_tokens) & (first + KEY_TILE > begin) & ~own.any(-1, keepdim=True)
+        met = (
+            (first < begin + self.frame_tokens)
+            & (first + KEY_TILE > begin)
+            & own.any(-1, keepdim=True).logical_not()
+        )
         sink = first < self.pinned_frames * self.frame_tokens
         last = first + KEY_TILE >= cached.unsqueeze(-1)
         return (met.any(1) | sink | last) & (first < cached.unsqueeze(-1))
@@ -156,13 +162,13 @@ def choose_past(
     keys = F.pad(k, (0, 0, 0, 0, 0, tiles * KEY_TILE - k.shape[1]))
     of_keys = keys.unflatten(1, (-1, KEY_TILE)).sum(2, dtype=torch.int32).float()  # [B, tiles, H, D]
     scores = torch.matmul(of_queries.transpose(1, 2), of_keys.permute(0, 2, 3, 1))  # [B, H, M, tiles]
-    scores = scores * k_scale[..., :tiles].unsqueeze(2)
+    scores = scores * k_scale.narrow(2, 0, tiles).unsqueeze(2)
     cached = valid_tokens - q.shape[1]
     number = torch.arange(tiles, device=device)
     filled = number * KEY_TILE < cached.unsqueeze(-1)  # [B, tiles]
     always = layout.always(write_slots, cached)
-    scores = torch.where(filled[:, None, None], scores, -torch.inf)
-    scores = torch.where(always[:, None, None], torch.inf, scores)
+    scores = torch.where(filled.unflatten(0, (-1, 1, 1)), scores, -torch.inf)
+    scores = torch.where(always.unflatten(0, (-1, 1, 1)), torch.inf, scores)
     one, other = scores.unsqueeze(-1), scores.unsqueeze(-2)
     better = (other > one) | ((other == one) & (number < number.unsqueeze(-1)))
     taken = better.sum(-1, dtype=torch.int32) < count
