@@ -20,9 +20,9 @@ from seko_kernels.formats import KEY_TILE
 QUERY_TILE = 192
 
 
-def query_tiles(queries: int) -> int:
-    """Return the number of lists of a head: one for each `QUERY_TILE` of a chunk's queries."""
-    return -(-queries // QUERY_TILE)
+def query_tiles(queries: int, query_tile: int = QUERY_TILE) -> int:
+    """Return the number of lists of a head: one for each tile of a chunk's queries."""
+    return -(-queries // query_tile)
 
 
 class PastLayout(NamedTuple):
@@ -40,18 +40,21 @@ class PastLayout(NamedTuple):
         Number of latent frames of a chunk, F.
     frame_tokens : int
         Number of tokens of a latent frame.
+    key_tile : int
+        Number of keys of a tile, a divisor of `KEY_TILE`; kernels take only `KEY_TILE`.
     """
 
     pinned_frames: int
     ring_frames: int
     chunk_frames: int
     frame_tokens: int
+    key_tile: int = KEY_TILE
 
     @property
     def tiles(self) -> int:
         """Number of tiles of keys of a full cache."""
         cached = self.pinned_frames + self.ring_frames - self.chunk_frames
-        return -(-cached * self.frame_tokens // KEY_TILE)
+        return -(-cached * self.frame_tokens // self.key_tile)
 
     def tiles_of(self, share: float) -> int:
         """Return the number of tiles in a list, if queries attend to this share of a full cache.
@@ -73,11 +76,11 @@ class PastLayout(NamedTuple):
         ]:
             past = [slot for slot in range(pinned + ring) if slot not in slots][:count]
             newest = {(slots[0] - pinned - back) % ring + pinned for back in range(1, chunk + 1)}
-            taken = {(count * self.frame_tokens - 1) // KEY_TILE} if count else set()
+            taken = {(count * self.frame_tokens - 1) // self.key_tile} if count else set()
             for place, slot in enumerate(past):
                 if slot in newest or slot < pinned:
                     first, end = place * self.frame_tokens, (place + 1) * self.frame_tokens
-                    taken.update(range(first // KEY_TILE, (end - 1) // KEY_TILE + 1))
+                    taken.update(range(first // self.key_tile, (end - 1) // self.key_tile + 1))
             most = max(most, len(taken))
         return most
 
@@ -99,7 +102,7 @@ class PastLayout(NamedTuple):
         Tensor
             Whether the row always attends to the tile, ``[B, tiles]`` bool.
         """
-        first = torch.arange(self.tiles, device=write_slots.device) * KEY_TILE  # tokens [tiles]
+        first = torch.arange(self.tiles, device=write_slots.device) * self.key_tile  # tokens [tiles]
         back = torch.arange(1, self.chunk_frames + 1, device=write_slots.device)
         slots = (
             write_slots.narrow(1, 0, 1) - self.pinned_frames - back
@@ -110,11 +113,11 @@ class PastLayout(NamedTuple):
         begin = ((slots - before.sum(-1)) * self.frame_tokens).unsqueeze(-1)  # [B, F, 1]
         met = (
             (first < begin + self.frame_tokens)
-            & (first + KEY_TILE > begin)
+            & (first + self.key_tile > begin)
             & own.any(-1, keepdim=True).logical_not()
         )
         sink = first < self.pinned_frames * self.frame_tokens
-        last = first + KEY_TILE >= cached.unsqueeze(-1)
+        last = first + self.key_tile >= cached.unsqueeze(-1)
         return (met.any(1) | sink | last) & (first < cached.unsqueeze(-1))
 
 
@@ -126,6 +129,7 @@ def choose_past(
     write_slots: Tensor,
     layout: PastLayout,
     count: int,
+    query_tile: int = QUERY_TILE,
 ) -> Tensor:
     """Return the tiles of cached keys to which each tile of queries attends.
 
@@ -140,7 +144,7 @@ def choose_past(
     k : Tensor
         Cached keys, ``[B, N, H, D]`` int8; those behind the cached tokens have no effect.
     k_scale : Tensor
-        Scale of each tile of keys, ``[B, H, tiles]`` float32; those behind the cached tokens have no effect.
+        Scale of each `KEY_TILE` keys, ``[B, H, tiles]`` float32; those behind the cached tokens have no effect.
     valid_tokens : Tensor
         Number of valid tokens of each row, ``[B]`` int64, including the T tokens of the chunk.
     write_slots : Tensor
@@ -149,6 +153,8 @@ def choose_past(
         Where cached frames lie.
     count : int
         Number of tiles in a list, C, of `PastLayout.tiles_of`.
+    query_tile : int
+        Number of queries that share a list; kernels take only `QUERY_TILE`.
 
     Returns
     -------
@@ -156,16 +162,18 @@ def choose_past(
         Numbers of the tiles, ``[B, H, query_tiles(T), C]`` int32, ascending. Of a row with n tiles, only the first
         ``min(C, n)`` numbers count; the last of these is n - 1.
     """
-    tiles, device = layout.tiles, q.device
-    queries = F.pad(q, (0, 0, 0, 0, 0, query_tiles(q.shape[1]) * QUERY_TILE - q.shape[1]))
-    of_queries = queries.unflatten(1, (-1, QUERY_TILE)).sum(2, dtype=torch.float32)  # [B, M, H, D]
-    keys = F.pad(k, (0, 0, 0, 0, 0, tiles * KEY_TILE - k.shape[1]))
-    of_keys = keys.unflatten(1, (-1, KEY_TILE)).sum(2, dtype=torch.int32).float()  # [B, tiles, H, D]
+    tiles, tile, device = layout.tiles, layout.key_tile, q.device
+    queries = F.pad(q, (0, 0, 0, 0, 0, query_tiles(q.shape[1], query_tile) * query_tile - q.shape[1]))
+    of_queries = queries.unflatten(1, (-1, query_tile)).sum(2, dtype=torch.float32)  # [B, M, H, D]
+    keys = F.pad(k, (0, 0, 0, 0, 0, tiles * tile - k.shape[1]))
+    of_keys = keys.unflatten(1, (-1, tile)).sum(2, dtype=torch.int32).float()  # [B, tiles, H, D]
     scores = torch.matmul(of_queries.transpose(1, 2), of_keys.permute(0, 2, 3, 1))  # [B, H, M, tiles]
+    if tile != KEY_TILE:
+        k_scale = k_scale.repeat_interleave(KEY_TILE // tile, 2)
     scores = scores * k_scale.narrow(2, 0, tiles).unsqueeze(2)
     cached = valid_tokens - q.shape[1]
     number = torch.arange(tiles, device=device)
-    filled = number * KEY_TILE < cached.unsqueeze(-1)  # [B, tiles]
+    filled = number * tile < cached.unsqueeze(-1)  # [B, tiles]
     always = layout.always(write_slots, cached)
     scores = torch.where(filled.unflatten(0, (-1, 1, 1)), scores, -torch.inf)
     scores = torch.where(always.unflatten(0, (-1, 1, 1)), torch.inf, scores)
@@ -178,7 +186,14 @@ def choose_past(
     return (upto <= place).sum(-1, dtype=torch.int32)
 
 
-def attended(chosen: Tensor, cached: Tensor, queries: int, tokens: int) -> Tensor:
+def attended(
+    chosen: Tensor,
+    cached: Tensor,
+    queries: int,
+    tokens: int,
+    query_tile: int = QUERY_TILE,
+    key_tile: int = KEY_TILE,
+) -> Tensor:
     """Return the cached keys to which queries attend by the lists of `choose_past`.
 
     Parameters
@@ -189,16 +204,18 @@ def attended(chosen: Tensor, cached: Tensor, queries: int, tokens: int) -> Tenso
         Number of cached tokens of each row, ``[B]`` int64.
     queries, tokens : int
         Numbers of queries T and of keys N.
+    query_tile, key_tile : int
+        Numbers of queries that share a list, and of keys of a tile.
 
     Returns
     -------
     Tensor
         Whether a query attends to a key, ``[B, H, T, N]`` bool; also of keys behind the row's cached tokens.
     """
-    tiles = -(-tokens // KEY_TILE)
-    filled = torch.arange(chosen.shape[-1], device=chosen.device) * KEY_TILE < cached.unsqueeze(-1)  # [B, C]
+    tiles = -(-tokens // key_tile)
+    filled = torch.arange(chosen.shape[-1], device=chosen.device) * key_tile < cached.unsqueeze(-1)  # [B, C]
     entries = torch.where(filled[:, None, None], chosen, -1).unsqueeze(-1)
     taken = (entries == torch.arange(tiles, device=chosen.device)).any(-2)  # [B, H, M, tiles]
-    of_queries = taken.repeat_interleave(QUERY_TILE, 2)[:, :, :queries]
-    each: Tensor = of_queries.repeat_interleave(KEY_TILE, 3)[..., :tokens]
+    of_queries = taken.repeat_interleave(query_tile, 2)[:, :, :queries]
+    each: Tensor = of_queries.repeat_interleave(key_tile, 3)[..., :tokens]
     return each
