@@ -194,7 +194,7 @@ def _sparse_attention(arguments: tuple[Tensor, ...], chosen: Tensor, tiles: Atte
     if stand_in("attention_fp8"):
         raise KernelsError("graphs of another language have no attention to chosen tiles of cached keys")
     if not takes_kernels(*arguments, chosen):
-        return fused_reference.attention_fp8(*arguments, chosen)
+        return fused_reference.attention_fp8(*arguments, chosen=chosen)
     q, cache_tokens = arguments[0], arguments[1].shape[1]
     expect_dtype("q", q, torch.bfloat16)
     asked, tiles = tiles, _tiles(arguments, tiles)

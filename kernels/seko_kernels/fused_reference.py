@@ -219,6 +219,7 @@ def attention_fp8(
     valid_tokens: Tensor,
     k_own: Tensor,
     v_own: Tensor,
+    *,
     chosen: Tensor | None = None,
     list_tiles: tuple[int, int] = (QUERY_TILE, KEY_TILE),
 ) -> Tensor:

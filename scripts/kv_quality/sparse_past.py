@@ -94,14 +94,24 @@ def small_tiles(share: float) -> Iterator[None]:
     """Context manager in which layers with a sparse past choose small tiles instead, as many as the share says."""
 
     def choose(q: Tensor, *given: Any) -> Tensor:
-        *tensors, layout, _ = given
-        small = PastLayout(*layout[:4], SMALL)
-        return choose_past(q, *tensors, small, small.tiles_of(share), SMALL)
+        k, k_scale, valid, slots, layout, _ = given
+        small: PastLayout = layout._replace(key_tile=SMALL)
+        return choose_past(q, k, k_scale, valid, slots, small, small.tiles_of(share), SMALL)
 
-    def attend(*tensors: Any, chosen: Tensor) -> Tensor:
-        *cached, own = tensors
-        assert isinstance(own, OwnTokens)
-        return fused_reference.attention_fp8(*cached, *own, chosen, (SMALL, SMALL))
+    def attend(
+        q: Tensor,
+        k: Tensor,
+        k_scale: Tensor,
+        v_t: Tensor,
+        v_scale: Tensor,
+        valid: Tensor,
+        own: OwnTokens,
+        *,
+        chosen: Tensor,
+    ) -> Tensor:
+        return fused_reference.attention_fp8(
+            q, k, k_scale, v_t, v_scale, valid, own.k, own.v, chosen=chosen, list_tiles=(SMALL, SMALL)
+        )
 
     before: dict[str, Callable[..., Any]] = {
         name: vars(LayerOps)[name] for name in ("choose_past", "attention_fp8")

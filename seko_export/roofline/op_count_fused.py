@@ -24,7 +24,7 @@ from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8
 from seko_kernels.rows import Rows
 from seko_kernels.scratch import fp8_expand
-from seko_kernels.sparse_past import PastLayout, query_tiles
+from seko_kernels.sparse_past import QUERY_TILE, PastLayout, query_tiles
 from seko_kernels.tuned import AttentionTiles
 
 
@@ -113,7 +113,7 @@ class CountedOps(LayerOps):
         v_scale: Tensor,
         valid_tokens: Tensor,
         own: OwnTokens,
-        *_: AttentionTiles | None,
+        tiles: AttentionTiles | None = None,  # noqa: ARG002 - of the op
         chosen: Tensor | None = None,
     ) -> Tensor:
         """Count the cost of `attention.attention_fp8` over the whole cache, or over the tiles of lists: the product q
@@ -137,6 +137,7 @@ class CountedOps(LayerOps):
         write_slots: Tensor,
         layout: PastLayout,
         count: int,
+        query_tile: int = QUERY_TILE,
     ) -> Tensor:
         """Count the cost of `sparse_past.choose_past`: sums of queries, sums of keys, their products, and lists."""
         batch, tokens, heads, head_dim = q.shape
@@ -144,9 +145,12 @@ class CountedOps(LayerOps):
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty((batch, *shape), dtype=dtype, device=q.device)
 
-        queries = empty(query_tiles(tokens), heads, head_dim)
-        keys, scores = empty(layout.tiles, heads, head_dim), empty(heads, query_tiles(tokens), layout.tiles)
-        chosen = empty(heads, query_tiles(tokens), count, dtype=torch.int32)
+        queries = empty(query_tiles(tokens, query_tile), heads, head_dim)
+        keys, scores = (
+            empty(layout.tiles, heads, head_dim),
+            empty(heads, query_tiles(tokens, query_tile), layout.tiles),
+        )
+        chosen = empty(heads, query_tiles(tokens, query_tile), count, dtype=torch.int32)
         self._record(ROW_KERNEL, [q], [queries])
         self._record(ROW_KERNEL, [k], [keys])
         self._record(ROW_KERNEL, [queries, keys, k_scale, valid_tokens, write_slots], [scores])

@@ -307,7 +307,7 @@ def _attention(  # type: ignore[no-untyped-def]
     else:
         first, last = tiles_of_part(split, cuts, key_tiles)
         limit = gl.minimum(cached, last * 128)
-        chosen: gl.constexpr = None
+        chosen: gl.constexpr = None  # type: ignore[no-redef]
 
     out_tokens = gl.where(parts, rest_tokens, query_tokens)
     out_base, lse_base = targets(

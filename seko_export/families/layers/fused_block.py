@@ -350,7 +350,7 @@ class FusedBlock(FusedLayer):
         own = OwnTokens(turn.turned(of_own, k).contiguous(), own_v.flatten(2))
         cached = (window.k, window.k_scale, window.v, scale.new_ones(q.shape[2]))
         chosen = self._chosen(q, window, inputs)
-        y = self.ops.attention_fp8(q.contiguous(), *cached, inputs.valid_tokens, own, **chosen)
+        y = self.ops.attention_fp8(q.contiguous(), *cached, inputs.valid_tokens, own, chosen=chosen)
         attended: Tensor = (y.unflatten(-1, q.shape[2:]) * scale).to(q.dtype).flatten(2)
         return attended
 
@@ -376,22 +376,22 @@ class FusedBlock(FusedLayer):
         else:
             own = OwnTokens(k, qkv.chunk(3, dim=-1)[2] if self.split is None else v.flatten(2))
         chosen = self._chosen(q, window, inputs)
-        y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], inputs.valid_tokens, own, **chosen)
+        y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], inputs.valid_tokens, own, chosen=chosen)
         # written after the attention has read the cache, so that the attention sees the engine's inputs
         # unchanged
         if token_index is not None:
             self.kv.write(inputs.caches, scales, token_index, keys.flatten(0, 1), v.flatten(0, 1))
         return y
 
-    def _chosen(self, q: Tensor, window: PastWindow | TurnedWindow, inputs: LayerInputs) -> dict[str, Tensor]:
-        """Return the argument of `attention_fp8` with the tiles of a window to which queries attend; none if they
-        attend to all."""
+    def _chosen(self, q: Tensor, window: PastWindow | TurnedWindow, inputs: LayerInputs) -> Tensor | None:
+        """Return the tiles of a window to which queries attend, as `attention_fp8` takes them; None: to all."""
         if self.sparse_past is None:
-            return {}
+            return None
         if inputs.write_slots is None:
             raise TypeError("a layer that attends to a share of the cached keys takes write_slots")
         seen = (inputs.valid_tokens, inputs.write_slots)
-        return {"chosen": self.ops.choose_past(q, window.k, window.k_scale, *seen, *self.sparse_past)}
+        chosen: Tensor = self.ops.choose_past(q, window.k, window.k_scale, *seen, *self.sparse_past)
+        return chosen
 
 
 class RowFusedBlock(FusedLayer):

@@ -83,7 +83,7 @@ class SparsePast(NamedTuple):
     the number of tiles in a list."""
 
     layout: PastLayout
-    count: int
+    length: int
 
     @classmethod
     def of(cls, stream: StreamConfig, share: float) -> SparsePast | None:
@@ -92,8 +92,8 @@ class SparsePast(NamedTuple):
         layout = PastLayout(
             stream.pinned_frames, stream.ring_frames, stream.chunk_frames, stream.frame_tokens
         )
-        count = layout.tiles_of(share)
-        return cls(layout, count) if count < layout.tiles else None
+        length = layout.tiles_of(share)
+        return cls(layout, length) if length < layout.tiles else None
 
 
 def window_tensors(window: PastWindow, turned: TurnedWindow | None) -> dict[str, Tensor]:
