@@ -14,10 +14,11 @@ from seko_kernels.checks import expect, expect_dims, expect_dtype, expect_fp8
 from seko_kernels.errors import KernelsError
 from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8
-from seko_kernels.hopper_attention import attention_hopper_outline
+from seko_kernels.hopper_attention import attention_hopper_outline, sparse_attention_hopper_outline
 from seko_kernels.ops import FLOAT_DTYPES, kernel_op, stand_in, takes_kernels
-from seko_kernels.triton.attention_fp8 import attention_fp8_kernel
-from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for
+from seko_kernels.sparse_past import QUERY_TILE, query_tiles
+from seko_kernels.triton.attention_fp8 import attention_fp8_kernel, sparse_attention_fp8_kernel
+from seko_kernels.tuned import AttentionTiles, safe_tiles, shape_class, tiles_for
 from seko_kernels.waves import Waves, cut
 
 # The number of columns of a transposed V scratch is a multiple of this, so that the last tile of keys is whole. Rows
@@ -69,6 +70,7 @@ def attention_fp8(
     valid_tokens: Tensor,
     own: OwnTokens,
     tiles: AttentionTiles | None = None,
+    chosen: Tensor | None = None,
 ) -> Tensor:
     """Attend to the cached tokens in 8 bits and to the chunk's own tokens unquantised (docs/adr/0006).
 
@@ -103,6 +105,11 @@ def attention_fp8(
     tiles : AttentionTiles, optional
         Tile sizes of the kernel; default: the sizes that `tuned` chooses. Only admission and benchmarks pass tile
         sizes.
+    chosen : Tensor, optional
+        Numbers of the tiles of `KEY_TILE` cached keys to which queries attend, ascending, ``[B, H, query_tiles(T), C]``
+        int32, contiguous, as `sparse_past.choose_past` returns them; default: queries attend to all cached keys. Of row
+        b only the first ``min(C, key_tiles(valid_tokens[b] - T))`` numbers are read, the last of which must be the
+        row's last tile.
 
     Returns
     -------
@@ -113,7 +120,8 @@ def attention_fp8(
     ------
     KernelsError
         If a tensor has another shape, dtype or layout than documented here; if the tensors are on different devices, or
-        on a device that is neither CPU nor CUDA; if the GPU has no fp8 numbers.
+        on a device that is neither CPU nor CUDA; if the GPU has no fp8 numbers; if `tiles` has queries of two lists of
+        `chosen` in a tile.
     """
     expect_dims("q", q, 4, "[batch, tokens, heads, head_dim]")
     expect_dims("k", k, 4, "[batch, tokens, heads, head_dim]")
@@ -129,26 +137,17 @@ def attention_fp8(
     expect("v_scale", v_scale, (heads,), torch.float32)
     expect("valid_tokens", valid_tokens, (batch,), torch.int64)
     arguments = (q, k, k_scale, v_t, v_scale, valid_tokens, *own)
+    if chosen is not None:
+        _expect_chosen(chosen, q, key_tiles(cache_tokens))
+        return _sparse_attention(arguments, chosen, tiles)
     if whole := stand_in("attention_fp8"):
         stood: Tensor = whole(*arguments)
         return stood
     if not takes_kernels(*arguments):
         return fused_reference.attention_fp8(*arguments)
     expect_dtype("q", q, torch.bfloat16)
-    major, minor = expect_fp8(q.device)
-    if tiles is None:
-        shape = shape_class(batch, heads, query_tokens)
-        tiles = tiles_for(f"sm_{major}{minor}", head_dim, shape, cache_tokens)
-    elif tiles.specialised and not hopper_attention.takes(head_dim, cache_tokens):
-        raise KernelsError(
-            f"specialised tiles take heads of {hopper_attention.HEAD_DIM} and a multiple of "
-            f"{hopper_attention.KEY_GROUP} keys, got {head_dim} and {cache_tokens}"
-        )
-    slots = torch.cuda.get_device_properties(q.device).multi_processor_count * tiles.resident
-    costs = (0, WAVE_OF_PARTS_KEYS) if tiles.specialised else ()
-    waves = cut(
-        batch * heads, query_tokens, cache_tokens + own.k.shape[1], tiles.block_m, slots, SPLITS, *costs
-    )
+    tiles = _tiles(arguments, tiles)
+    waves = _waves(arguments, tiles, cache_tokens)
     out: Tensor = _attention_fp8_cuda(
         *arguments,
         tiles.block_m,
@@ -156,7 +155,66 @@ def attention_fp8(
         tiles.own_n,
         tiles.stages,
         tiles.warps,
-        *(waves or Waves(query_tokens, 1)),
+        *waves,
+        tiles.specialised,
+    )
+    return out
+
+
+def _tiles(arguments: tuple[Tensor, ...], tiles: AttentionTiles | None) -> AttentionTiles:
+    """Return the tile sizes of an attention to the tensors of the kernel, by default those of `tuned`; refuse sizes
+    that its kernel cannot take."""
+    q, cache_tokens = arguments[0], arguments[1].shape[1]
+    batch, query_tokens, heads, head_dim = q.shape
+    major, minor = expect_fp8(q.device)
+    if tiles is None:
+        shape = shape_class(batch, heads, query_tokens)
+        return tiles_for(f"sm_{major}{minor}", head_dim, shape, cache_tokens)
+    if tiles.specialised and not hopper_attention.takes(head_dim, cache_tokens):
+        raise KernelsError(
+            f"specialised tiles take heads of {hopper_attention.HEAD_DIM} and a multiple of "
+            f"{hopper_attention.KEY_GROUP} keys, got {head_dim} and {cache_tokens}"
+        )
+    return tiles
+
+
+def _waves(arguments: tuple[Tensor, ...], tiles: AttentionTiles, cached_keys: int) -> Waves:
+    """Return how queries and keys are divided, if a query attends to ``cached_keys`` cached keys."""
+    q, k_own = arguments[0], arguments[6]
+    batch, query_tokens, heads, _ = q.shape
+    slots = torch.cuda.get_device_properties(q.device).multi_processor_count * tiles.resident
+    costs = (0, WAVE_OF_PARTS_KEYS) if tiles.specialised else ()
+    keys = cached_keys + k_own.shape[1]
+    waves = cut(batch * heads, query_tokens, keys, tiles.block_m, slots, SPLITS, *costs)
+    return waves or Waves(query_tokens, 1)
+
+
+def _sparse_attention(arguments: tuple[Tensor, ...], chosen: Tensor, tiles: AttentionTiles | None) -> Tensor:
+    """Return the attention to chosen tiles of cached keys; ``arguments`` are the tensors of the kernel."""
+    if stand_in("attention_fp8"):
+        raise KernelsError("graphs of another language have no attention to chosen tiles of cached keys")
+    if not takes_kernels(*arguments, chosen):
+        return fused_reference.attention_fp8(*arguments, chosen=chosen)
+    q, cache_tokens = arguments[0], arguments[1].shape[1]
+    expect_dtype("q", q, torch.bfloat16)
+    asked, tiles = tiles, _tiles(arguments, tiles)
+    if QUERY_TILE % tiles.block_m:
+        if asked is not None:
+            raise KernelsError(
+                f"{QUERY_TILE} queries share a list of tiles, which a tile of {tiles.block_m} queries does not divide"
+            )
+        major, minor = expect_fp8(q.device)
+        tiles = safe_tiles(f"sm_{major}{minor}")
+    cached_keys = min(chosen.shape[-1] * KEY_TILE, cache_tokens)
+    out: Tensor = _sparse_attention_fp8_cuda(
+        *arguments,
+        chosen,
+        tiles.block_m,
+        tiles.block_n,
+        tiles.own_n,
+        tiles.stages,
+        tiles.warps,
+        *_waves(arguments, tiles, cached_keys),
         tiles.specialised,
     )
     return out
@@ -229,6 +287,88 @@ def _attention_fp8_cuda(
             )
     parts.combine(out)
     return out.view(batch, query_tokens, heads * head_dim)
+
+
+@kernel_op("seko::sparse_attention_fp8", mutates_args=())
+def _sparse_attention_fp8_cuda(
+    q: Tensor,
+    k: Tensor,
+    k_scale: Tensor,
+    v_t: Tensor,
+    v_scale: Tensor,
+    valid_tokens: Tensor,
+    k_own: Tensor,
+    v_own: Tensor,
+    chosen: Tensor,
+    block_m: int,
+    block_n: int,
+    own_n: int,
+    stages: int,
+    warps: int,
+    whole: int,
+    splits: int,
+    specialised: bool,
+) -> Tensor:
+    batch, query_tokens, heads, head_dim = q.shape
+    use_torchs_memory()
+    rest = query_tokens - whole
+    out = torch.empty((batch, query_tokens, heads, head_dim), dtype=torch.bfloat16, device=q.device)
+    parts = Parts.of(out, rest, splits)
+    inputs = (q, k, k_scale, v_t, k_own, v_own, v_scale, valid_tokens, chosen)
+    strides = (query_tokens, k_own.shape[1], k.shape[1], v_t.shape[3], v_own.stride(1))
+    if specialised:
+        programs, places = parts.programs(whole, block_m, batch, heads)
+        wrap_triton(sparse_attention_hopper_outline)[(programs,)](
+            *inputs,
+            out,
+            parts.out,
+            parts.lse,
+            *strides,
+            *places,
+            HEADS=heads,
+            SOFTMAX_SCALE=softmax_scale(head_dim),
+            OWN_N=own_n,
+            STAGES=stages,
+            CHOSEN_TILES=chosen.shape[-1],
+            num_warps=warps,
+        )
+    else:
+        launches = [(0, whole, query_tokens, 1, out)]
+        if rest:
+            launches.append((whole, rest, rest, splits, parts.out))
+        for first, queries, out_tokens, cuts, target in launches:
+            wrap_triton(sparse_attention_fp8_kernel)[(-(-queries // block_m), heads, batch * cuts)](
+                *inputs,
+                target,
+                parts.lse,
+                *strides,
+                first,
+                out_tokens,
+                HEADS=heads,
+                HEAD_DIM=head_dim,
+                SOFTMAX_SCALE=softmax_scale(head_dim),
+                KEY_TILE=KEY_TILE,
+                BLOCK_M=block_m,
+                BLOCK_N=block_n,
+                OWN_N=own_n,
+                STAGES=stages,
+                SPLITS=cuts,
+                INTEGER=False,
+                CHOSEN_TILES=chosen.shape[-1],
+                QUERY_TILE=QUERY_TILE,
+                num_warps=warps,
+            )
+    parts.combine(out)
+    return out.view(batch, query_tokens, heads * head_dim)
+
+
+def _expect_chosen(chosen: Tensor, q: Tensor, tiles: int) -> None:
+    expect_dims("chosen", chosen, 4, "[batch, heads, query tiles, entries]")
+    batch, queries, heads, _ = q.shape
+    count = chosen.shape[3]
+    if not 0 < count <= tiles:
+        raise KernelsError(f"chosen has lists of {count}, expected 1 to {tiles}, the number of key tiles")
+    expect("chosen", chosen, (batch, heads, query_tiles(queries), count), torch.int32)
 
 
 def _expect_own(own: OwnTokens, q: Tensor) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from seko_kernels.formats import E2M1_MAX, E4M3_MAX, KEY_TILE, NVFP4_BLOCK
 from seko_kernels.reference import e2m1_decode, e4m3_decode, nvfp4_decode, round_factor, unpacked
+from seko_kernels.sparse_past import QUERY_TILE, attended
 
 FP8 = torch.float8_e4m3fn
 LEAST_ROW_SCALE = 2.0**-100  # least scale, for a row of zeros, so that its inverse is finite
@@ -218,6 +219,9 @@ def attention_fp8(
     valid_tokens: Tensor,
     k_own: Tensor,
     v_own: Tensor,
+    *,
+    chosen: Tensor | None = None,
+    list_tiles: tuple[int, int] = (QUERY_TILE, KEY_TILE),
 ) -> Tensor:
     """Return softmax attention over ``valid_tokens[b] - T`` cached keys in 8 bits and the chunk's own O keys
     unquantised.
@@ -242,6 +246,10 @@ def attention_fp8(
         Keys of the chunk's own tokens, ``[B, O, H, D]`` of q's dtype.
     v_own : Tensor
         Values of the chunk's own tokens, ``[B, O, H * D]`` of q's dtype.
+    chosen : Tensor, optional
+        The tiles of cached keys to which queries attend, as `sparse_past.choose_past` returns them; default: all.
+    list_tiles : tuple of int
+        Numbers of queries that share a list, and of keys of its tiles.
 
     Returns
     -------
@@ -256,7 +264,10 @@ def attention_fp8(
     codes, q_scale = int8_rows(q.float())
     products = torch.einsum("bthd,bnhd->bhtn", codes.float(), k.float())
     scores = products * scale.unsqueeze(2) * q_scale.transpose(1, 2).unsqueeze(3)
-    scores = torch.where(live[:, None, None, :], scores, -torch.inf)
+    seen = live[:, None, None, :]
+    if chosen is not None:
+        seen = seen & attended(chosen, valid_tokens - q.shape[1], q.shape[1], tokens, *list_tiles)
+    scores = torch.where(seen, scores, -torch.inf)
     own = torch.einsum("bthd,bnhd->bhtn", q.float(), k_own.float())
     own_values = v_own.float().unflatten(-1, tuple(q.shape[2:])).permute(0, 2, 3, 1)  # [B, H, D, T]
     values = torch.cat((values * v_scale[:, None, None], own_values), -1)

@@ -70,6 +70,45 @@ def attention_hopper_outline(  # type: ignore[no-untyped-def]
     tl.store(PART_LSE, x)
 
 
+@outline(RUNTIME_INTS)
+def sparse_attention_hopper_outline(  # type: ignore[no-untyped-def]
+    Q,
+    K,
+    K_SCALE,
+    V_T,
+    K_OWN,
+    V_OWN,
+    V_SCALE,
+    VALID_TOKENS,
+    CHOSEN,
+    OUT,
+    PART_OUT,
+    PART_LSE,
+    query_tokens,
+    own_tokens,
+    cache_tokens,
+    v_columns,
+    v_own_stride,
+    tiles,
+    whole_ctas,
+    first_query,
+    splits,
+    rest_tokens,
+    HEADS: tl.constexpr,
+    SOFTMAX_SCALE: tl.constexpr,
+    OWN_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    CHOSEN_TILES: tl.constexpr,
+):
+    """Outline of `gluon.attention_fp8.sparse_attention_hopper_kernel`, like `attention_hopper_outline`."""
+    x = tl.load(Q).to(tl.float32) + tl.load(K).to(tl.float32) + tl.load(K_SCALE) + tl.load(V_T).to(tl.float32)
+    x += tl.load(K_OWN).to(tl.float32) + tl.load(V_OWN).to(tl.float32) + tl.load(V_SCALE)
+    x += tl.load(VALID_TOKENS).to(tl.float32) + tl.load(CHOSEN).to(tl.float32)
+    tl.store(OUT, x.to(OUT.dtype.element_ty))
+    tl.store(PART_OUT, x.to(PART_OUT.dtype.element_ty))
+    tl.store(PART_LSE, x)
+
+
 def takes(head_dim: int, cache_tokens: int) -> bool:
     """Return whether the Gluon attention kernel is available and can read a scratch buffer of ``cache_tokens``
     tokens."""

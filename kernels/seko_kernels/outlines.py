@@ -23,6 +23,10 @@ from seko_kernels.errors import KernelsError
 # release may lack Gluon.
 TWINS = {
     "attention_hopper_outline": ("seko_kernels.gluon.attention_fp8", "attention_hopper_kernel"),
+    "sparse_attention_hopper_outline": (
+        "seko_kernels.gluon.attention_fp8",
+        "sparse_attention_hopper_kernel",
+    ),
     "attention_bf16_outline": ("seko_kernels.gluon.attention_bf16", "attention_bf16_kernel"),
     "causal_conv_outline": ("seko_kernels.gluon.causal_conv", "causal_conv_hopper_kernel"),
 }

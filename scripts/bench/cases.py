@@ -118,6 +118,10 @@ CASES: Mapping[str, Case] = {
         "the same with a tiny decoder", "pipeline", {"models": ("5b-tiny",), "chunks": 20, "small": False},
         folder="pipeline5",
     ),
+    "fps14": Case(
+        "fps_14b_one_gpu, real_time_factor", "pipeline", {"models": ("14b",), "chunks": 20, "small": False},
+        {"models": ("14b",), "chunks": 2, "small": True}, folder="pipeline14",
+    ),
     "v2v": Case(
         "v2v_fps_1p3b with a tiny codec", "pipeline", {"models": ("v2v",), "chunks": 20, "small": False},
         {"models": ("v2v",), "chunks": 2, "small": True},
@@ -241,6 +245,9 @@ CASES: Mapping[str, Case] = {
     ),
     "quality_reuse": _quality(
         "context_latent_error, context_following", "context_reuse", {"prompts": 1, "chunks": 5}, chunks=20
+    ),
+    "quality_past": _quality(
+        "past_step_error, past_following", "sparse_past", {"prompts": 1, "chunks": 9}, prompts=3, chunks=10
     ),
     "quality_sink": _quality(
         "averaged_sink_*", "averaged_sink", {"prompts": 1, "chunks": 4}, prompts=4, chunks=20

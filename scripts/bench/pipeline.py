@@ -75,6 +75,7 @@ class FullSize:
 _5B = "S6: wan-5b, 704x1280, chunk 8, sink 8, ring 24, B=1, fp4_fp8_resident"
 _FAST = ("--fp4-kv", "--fp8", "--resident-window")
 _TURNED = ("--strength", "0.7")
+_SPARSE = ("--past-share", "0.4")
 
 
 def _abot(height: int, width: int, goal: float) -> FullSize:
@@ -108,6 +109,15 @@ FULL: Mapping[str, FullSize] = {
     ),
     "5b-tiny": FullSize(
         f"{_5B}, taew2_2, 4 steps", "wan-5b", "taew2_2", _FAST, ("wan-5b-tiny", "taew2_2"), "fps_5b_704p"
+    ),
+    "14b": FullSize(
+        "S5: wan-14b, 480x832, chunk 3, ring 21, B=1, fp4_fp8_resident, context reuse, past share 0.4, Wan VAE",
+        "wan-14b",
+        "wan-2.1",
+        (*_FAST, "--context", "reuse", *_SPARSE),
+        ("tiny", "wan-2.1-tiny"),
+        "fps_14b_one_gpu",
+        16.0,
     ),
     "v2v": FullSize(
         "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4_fp8_resident, taew2_1, 2 steps, input video",

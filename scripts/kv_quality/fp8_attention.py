@@ -86,7 +86,7 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, dict[str, 
         f"{FUSED} and fp8 matmuls": fp4.changed(fused=True, attention="fp8", fp8=True),
     }
     constants = {
-        name: _constants(sample, config, built_scales(fp4.kv, sample, options.device))
+        name: constants_of(sample, config, built_scales(fp4.kv, sample, options.device))
         for name, config in ways.items()
     }
     frames, seeds = sample.stream.chunk_frames, list(range(options.prompts))
@@ -140,7 +140,7 @@ def followed(video: Tensor, prompts: list[str]) -> float:
     return 100 * sum(verdict.followed for verdict in verdicts) / len(verdicts)
 
 
-def _constants(sample: Sample, config: VideoBuild, scales: Scales) -> Scales:
+def constants_of(sample: Sample, config: VideoBuild, scales: Scales) -> Scales:
     """Return the cache format's constants and, for fp8 attention, those of its scratch."""
     weights = weights_with(sample, config, scales)
     constants_by_layer = [dict(constants) for constants in scales]

@@ -46,6 +46,8 @@ class Capabilities:
         Kinds of attention over the cache, by their names in ``--attention``; default: all.
     fp8_matmuls, resident_window : bool
         Whether the engines support fp8 matmuls (``--fp8``), and a resident window (``--resident-window``).
+    past_share : bool
+        Whether the engines' attention may be to a share of the cached keys.
     offloading : bool
         Whether the engines support a KV cache or weights on the host that are copied to the device layer by layer.
     kv_schemes : tuple of str, optional
@@ -68,6 +70,7 @@ class Capabilities:
     attentions: tuple[str, ...] | None = None
     fp8_matmuls: bool = True
     resident_window: bool = True
+    past_share: bool = True
     offloading: bool = False
     kv_schemes: tuple[str, ...] | None = None
     ranks: bool = False
@@ -215,6 +218,7 @@ def check_capabilities(backend: ExportBackend, config: BuildConfig) -> None:
         (can.fused_kernels, target.fused, "fused kernels", "--kernels fused"),
         (can.fp8_matmuls, target.fp8, "fp8 matmuls", "--fp8"),
         (can.resident_window, target.resident_window, "resident windows", "--resident-window"),
+        (can.past_share, target.past_share < 1, "attention to a share of the cached keys", "--past-share"),
         (can.ranks, target.ranks > 1, "engines for several ranks", "--ranks"),
         (can.pools, config.workload.buckets is not None, "pools", "--sessions"),
         *((option not in lacks, True, what, option) for option, what in needs.items()),

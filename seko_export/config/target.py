@@ -43,6 +43,9 @@ class TargetConfig:
     resident_window : bool
         Whether the cached frames of all layers are converted to 8 bits once for all passes over the same tokens,
         instead of in every pass.
+    past_share : float
+        Share of the tiles of cached keys to which a tile of queries attends, above 0 and at most 1; 1: queries attend
+        to all cached frames.
     offload_text, offload_layers : bool
         Whether the weights of the text encoder, and those of the transformer's layers, stay on the host, from where
         they are copied to the device layer by layer.
@@ -64,6 +67,7 @@ class TargetConfig:
     attention: str = TORCH.name
     convolutions: str = ""
     resident_window: bool = False
+    past_share: float = 1.0
     offload_text: bool = False
     offload_layers: bool = False
     decode_frames: int = 0
@@ -75,6 +79,8 @@ class TargetConfig:
             )
         if self.fp8_except and not self.fp8:
             raise UsageError(f"--fp8-except {with_commas(self.fp8_except)}: it belongs to --fp8")
+        if not 0 < self.past_share <= 1:
+            raise UsageError(f"--past-share {self.past_share:g}: expected a share above 0, and at most 1")
         if self.offloads_weights and self.ranks > 1:
             option = "--offload-layers" if self.offload_layers else "--offload-text"
             raise UsageError(

@@ -232,6 +232,11 @@ class VideoBuild(BuildConfig):
             )
         if target.resident_window and (refusal := self.no_resident_window):
             raise UsageError(f"--resident-window: {refusal}; leave it out")
+        if target.past_share < 1 and not target.attention_kind.past_in_8_bits:
+            raise UsageError(
+                f"--past-share {target.past_share:g}: it is for 8-bit attention (--attention fp8, over an FP4 cache), "
+                f"and this build's attention is {target.attention}; leave it out"
+            )
         if target.fp8:
             self._check_fp8()
         if work.text is not None and not self.model.takes_text:

@@ -35,7 +35,8 @@ def kernel_table(config: VideoBuild, target: Target) -> dict[str, Any]:
     dict
         The field ``layers`` is ``fused`` or ``plain``. The field ``matmuls`` is ``fp8`` or the compute dtype. The
         fields ``fp8_except``, ``attention`` and ``resident_window`` have the values of these fields in `TargetConfig`.
-        The field ``attention_tiles`` has the tile sizes of the 8-bit attention.
+        The field ``attention_tiles`` has the tile sizes of the 8-bit attention. Only builds that attend to a share of
+        the cached keys have the field ``past_share``.
     """
     tiled = config.target.attention_kind.past_in_8_bits and target.device == "cuda"
     return {
@@ -45,6 +46,7 @@ def kernel_table(config: VideoBuild, target: Target) -> dict[str, Any]:
         "fp8_except": list(config.target.fp8_except),
         "attention": config.target.attention,
         "resident_window": config.target.resident_window,
+        **({"past_share": config.target.past_share} if config.target.past_share < 1 else {}),
         "attention_tiles": attention_tiles(config, target) if tiled else [],
     }
 

@@ -382,6 +382,10 @@ class BuildOptions:
         "auto",
         values=lambda: ATTENTIONS,
     )
+    past_share: float | None = _speed(
+        "Attend to this share of the cached keys in tiles, such as 0.4: those that the queries suit best, the sink and "
+        "the newest chunk. Faster, but another video; needs 8-bit attention. Default: 1, all cached keys."
+    )
     kernels: str = _speed(
         "Kernels of the layers: plain (torch's), fused (Seko's own, around the matmuls), or auto.",
         "auto",

@@ -197,6 +197,7 @@ def _with_kernels(config: VideoBuild, options: BuildOptions, machine: Target) ->
     config = config.changed(
         attention=_attention(config, options.attention, machine),
         resident_window=options.resident_window,
+        past_share=1.0 if options.past_share is None else options.past_share,
     )
     in_fp8 = config.target.fp8 or config.target.attention_kind.fp8_numbers
     if config.target.device == "cuda" and in_fp8 and not has_fp8(machine):

@@ -20,9 +20,11 @@ from seko_export.config.attention import BF16
 from seko_export.families.layers.layer_ops import LayerOps
 from seko_export.roofline.kinds import BF16_ATTENTION, FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL, ROW_KERNEL
 from seko_kernels.attention import OwnTokens
+from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8
 from seko_kernels.rows import Rows
 from seko_kernels.scratch import fp8_expand
+from seko_kernels.sparse_past import QUERY_TILE, PastLayout, query_tiles
 from seko_kernels.tuned import AttentionTiles
 
 
@@ -111,15 +113,49 @@ class CountedOps(LayerOps):
         v_scale: Tensor,
         valid_tokens: Tensor,
         own: OwnTokens,
-        *_: AttentionTiles | None,
+        tiles: AttentionTiles | None = None,  # noqa: ARG002 - of the op
+        chosen: Tensor | None = None,
     ) -> Tensor:
-        """Count the cost of `attention.attention_fp8` over the whole cache: the product q k^T, then the weighted sum of
-        v."""
+        """Count the cost of `attention.attention_fp8` over the whole cache, or over the tiles of lists: the product q
+        k^T, then the weighted sum of v."""
         out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device).flatten(2)
         tokens = k.shape[1]
         ins = [q, k, k_scale, v_t[..., :tokens], v_scale, valid_tokens, *own]
-        self._record(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * (tokens + own.k.shape[1]))
+        seen = tokens
+        if chosen is not None:
+            ins.append(chosen)
+            seen = min(tokens, chosen.shape[3] * KEY_TILE)
+        self._record(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * (seen + own.k.shape[1]))
         return out
+
+    def choose_past(
+        self,
+        q: Tensor,
+        k: Tensor,
+        k_scale: Tensor,
+        valid_tokens: Tensor,
+        write_slots: Tensor,
+        layout: PastLayout,
+        count: int,
+        query_tile: int = QUERY_TILE,
+    ) -> Tensor:
+        """Count the cost of `sparse_past.choose_past`: sums of queries, sums of keys, their products, and lists."""
+        batch, tokens, heads, head_dim = q.shape
+
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty((batch, *shape), dtype=dtype, device=q.device)
+
+        queries = empty(query_tiles(tokens, query_tile), heads, head_dim)
+        keys, scores = (
+            empty(layout.tiles, heads, head_dim),
+            empty(heads, query_tiles(tokens, query_tile), layout.tiles),
+        )
+        chosen = empty(heads, query_tiles(tokens, query_tile), count, dtype=torch.int32)
+        self._record(ROW_KERNEL, [q], [queries])
+        self._record(ROW_KERNEL, [k], [keys])
+        self._record(ROW_KERNEL, [queries, keys, k_scale, valid_tokens, write_slots], [scores])
+        self._record(ROW_KERNEL, [scores], [chosen])
+        return chosen
 
     def attention_bf16(self, q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
         """Count the cost of `attention_bf16.attention_bf16` over the whole cache."""

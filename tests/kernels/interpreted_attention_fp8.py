@@ -10,7 +10,13 @@ import torch
 from scripts.kernel_admission.attention_cases import Case, expected, make_case
 from scripts.kernel_admission.judge import distance
 from seko_kernels.formats import KEY_TILE
-from seko_kernels.triton.attention_fp8 import attention_combine_kernel, attention_fp8_kernel
+from seko_kernels.fused_reference import attention_fp8
+from seko_kernels.sparse_past import QUERY_TILE, query_tiles
+from seko_kernels.triton.attention_fp8 import (
+    attention_combine_kernel,
+    attention_fp8_kernel,
+    sparse_attention_fp8_kernel,
+)
 from seko_kernels.tuned import AttentionTiles
 
 HEAD_DIM = 32
@@ -54,8 +60,63 @@ def test_keys_and_queries_of_nothing_leave_the_masked_places_masked(tiles: Atten
     check(tiles, 1, (q * 0, k * 0, torch.full_like(k_scale, 2.0**-100), *rest))
 
 
+SPARSE = [
+    Case("lists of two query tiles", 200, 2, 500, (500,)),
+    Case("lists of rows of different fill", 60, 1, 600, (0, 77, 513)),
+]
+
+
+@pytest.mark.parametrize(("tiles", "splits"), [(TILES[1], 1), (TILES[2], 3), (TILES[3], 3)], ids=str)
+@pytest.mark.parametrize("case", SPARSE, ids=lambda case: case.name)
+def test_chosen_tiles_are_those_of_the_reference(case: Case, tiles: AttentionTiles, splits: int) -> None:
+    """The error beside that of all tiles: the same roundings, whose size `check` holds against torch's."""
+    arguments = make_case(case, HEAD_DIM, "cpu")
+    chosen = lists(case, 3)
+    out, every = run(tiles, splits, arguments, chosen), run(tiles, splits, arguments)
+    truth, whole = attention_fp8(*arguments, chosen=chosen), attention_fp8(*arguments)
+    assert distance(whole, truth) > 0.1
+    assert distance(out.flatten(2), truth) <= 2 * distance(every.flatten(2), whole)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_lists_of_all_tiles_give_the_bytes_of_no_lists(splits: int) -> None:
+    arguments, chosen = make_case(SPARSE[1], HEAD_DIM, "cpu"), lists(SPARSE[1], 5)
+    assert torch.equal(run(TILES[2], splits, arguments, chosen), run(TILES[2], splits, arguments))
+
+
+def lists(case: Case, count: int) -> torch.Tensor:
+    """Random lists of tiles that end with the row's last one; entries that do not count are no tiles at all."""
+    generator = torch.Generator().manual_seed(1)
+    chosen = torch.full(
+        (len(case.valid_tokens), case.heads, query_tiles(case.query_tokens), count),
+        1 << 20,
+        dtype=torch.int32,
+    )
+    for row, cached in enumerate(case.valid_tokens):
+        filled = -(-cached // KEY_TILE)
+        if filled:
+            for entries in chosen[row].flatten(0, 1):
+                some = torch.randperm(filled - 1, generator=generator)[: count - 1].sort().values
+                entries[: len(some) + 1] = torch.cat((some, torch.tensor([filled - 1])))
+    return chosen
+
+
 def check(tiles: AttentionTiles, splits: int, arguments: tuple[torch.Tensor, ...]) -> None:
     """Hold the kernel's error against that of the same roundings in torch."""
+    out = run(tiles, splits, arguments)
+    truth, rounded = expected(*arguments)
+    for row in range(len(out)):
+        error = distance(out[row].flatten(1), truth[row])
+        assert error <= 2 * distance(rounded[row], truth[row])
+
+
+def run(
+    tiles: AttentionTiles,
+    splits: int,
+    arguments: tuple[torch.Tensor, ...],
+    chosen: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The kernel's attention [B, T, H, D], to chosen tiles or to all."""
     q, k, k_scale, v_t, v_scale, valid, k_own, v_own = arguments
     batch, tokens, heads, _ = q.shape
     whole = tokens if splits == 1 else tiles.block_m * (tokens > tiles.block_m)
@@ -70,8 +131,11 @@ def check(tiles: AttentionTiles, splits: int, arguments: tuple[torch.Tensor, ...
     ):
         if not queries:
             continue
-        attention_fp8_kernel[(-(-queries // tiles.block_m), heads, batch * cuts)](
-            *(q, k, k_scale, v_t, k_own, v_own, v_scale, valid, target, lse),
+        kernel = attention_fp8_kernel if chosen is None else sparse_attention_fp8_kernel
+        listed = () if chosen is None else (chosen,)
+        more = {} if chosen is None else {"CHOSEN_TILES": chosen.shape[-1], "QUERY_TILE": QUERY_TILE}
+        kernel[(-(-queries // tiles.block_m), heads, batch * cuts)](
+            *(q, k, k_scale, v_t, k_own, v_own, v_scale, valid, *listed, target, lse),
             *(tokens, k_own.shape[1], k.shape[1], v_t.shape[3], v_own.stride(1), first, out_tokens),
             HEADS=heads,
             HEAD_DIM=HEAD_DIM,
@@ -83,12 +147,10 @@ def check(tiles: AttentionTiles, splits: int, arguments: tuple[torch.Tensor, ...
             STAGES=tiles.stages,
             SPLITS=cuts,
             INTEGER=True,
+            **more,
         )
     if rest:
         attention_combine_kernel[(rest, batch)](
             *(parts, lse, out, rest, tokens), HEADS=heads, HEAD_DIM=HEAD_DIM, SPLITS=splits, BLOCK_H=4
         )
-    truth, rounded = expected(*arguments)
-    for row in range(batch):
-        error = distance(out[row].flatten(1), truth[row])
-        assert error <= 2 * distance(rounded[row], truth[row])
+    return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from triton.compiler import ASTSource
@@ -70,6 +70,12 @@ EIGHT_BITS = Shown(
     most_spilt=40,
     ones=("splits", "tiles"),
     written=tuple(OUTPUTS),
+)
+SPARSE = replace(
+    EIGHT_BITS,
+    outline=hopper_attention.sparse_attention_hopper_outline,
+    pointers={**EIGHT_BITS.pointers, "CHOSEN": "*i32"},
+    constants={**EIGHT_BITS.constants, "CHOSEN_TILES": 88},
 )
 SIXTEEN_BITS = Shown(
     hopper_attention_bf16,

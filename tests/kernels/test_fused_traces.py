@@ -37,6 +37,7 @@ from seko_kernels.rows import (
     residual_norm_modulate,
 )
 from seko_kernels.scratch import KeyRotation, fp8_expand
+from seko_kernels.sparse_past import query_tiles
 from seko_kernels.tuned import SPECIALISED, AttentionTiles
 from seko_kernels.tuned_rows import Product, RowTiles
 
@@ -102,6 +103,36 @@ def test_attention_of_specialised_warpgroups(
     assert launches == ([both] if slots == 132 else [both, ("attention_combine_kernel", ["OUT"])])
     with pytest.raises(KernelsError, match="multiple of 16"):
         attention_fp8(q, *scratch(), on_gpu(H), valid, own, SPECIALISED)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "kernel"),
+    [
+        (AttentionTiles(64, 128, 64, 3, 4), "sparse_attention_fp8_kernel"),
+        (None, "sparse_attention_fp8_kernel"),  # 128 queries of a tile would have two lists
+        (SPECIALISED, "sparse_attention_hopper_outline"),
+    ],
+    ids=["given", "tuned", "specialised"],
+)
+def test_attention_to_chosen_tiles(
+    tiles: AttentionTiles | None, kernel: str, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of the keys are parts of the lists; by default of tiles whose queries share a list."""
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=32)
+    )
+    monkeypatch.setattr(attention, "tiles_for", lambda *_: AttentionTiles(128, 64, 64, 3, 8))
+    monkeypatch.setattr(waves, "CUT_COST_KEYS", 1)
+    monkeypatch.setattr(attention, "WAVE_OF_PARTS_KEYS", 1)
+    q = on_gpu(1, T, H, D, dtype=torch.bfloat16)
+    own = OwnTokens(q.clone(), on_gpu(1, T, 3 * WIDTH, dtype=torch.bfloat16).chunk(3, -1)[2])
+    valid, lists = on_gpu(1, dtype=torch.int64), on_gpu(1, H, query_tiles(T), 7, dtype=torch.int32)
+    arguments = (q, *scratch(2352), on_gpu(H), valid, own)
+    out = attention_fp8(*arguments, tiles, lists)
+    assert (out.shape, out.dtype) == ((1, T, WIDTH), torch.bfloat16)
+    assert {name for name, _ in launches} == {kernel, "attention_combine_kernel"}
+    with pytest.raises(KernelsError, match="192 queries share a list"):
+        attention_fp8(*arguments, AttentionTiles(128, 64, 64, 3, 8), lists)
 
 
 @pytest.mark.parametrize("slots", [132, 32])

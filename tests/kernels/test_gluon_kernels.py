@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 from seko_kernels.outlines import gluon_twin, kernel_of
 from seko_kernels.triton.attention_fp8 import attention_combine_kernel
-from tests.kernels.outlined import CONVOLUTION, EIGHT_BITS, SIXTEEN_BITS, Shown
+from tests.kernels.outlined import CONVOLUTION, EIGHT_BITS, SIXTEEN_BITS, SPARSE, Shown
 from tests.support.hopper import on_hopper
 from tests.support.tiers import first_is_fast
 
@@ -27,7 +27,9 @@ PRODUCTS = {"HGMMA", "IGMMA", "QGMMA"}
 
 
 each_kernel = pytest.mark.parametrize(
-    "shown", [EIGHT_BITS, SIXTEEN_BITS, CONVOLUTION], ids=["8 bits", "16 bits", "convolution"]
+    "shown",
+    [EIGHT_BITS, SPARSE, SIXTEEN_BITS, CONVOLUTION],
+    ids=["8 bits", "sparse", "16 bits", "convolution"],
 )
 
 
@@ -100,6 +102,7 @@ def test_torch_learns_from_the_outline_what_is_written(shown: Shown, monkeypatch
 
     on_hopper(monkeypatch)
     dtypes = {"*bf16": torch.bfloat16, "*i8": torch.int8, "*fp32": torch.float32, "*i64": torch.int64}
+    dtypes["*i32"] = torch.int32
     dtypes["*fp8e4nv"] = torch.float8_e4m3fn
     tensors = {name: torch.zeros(16, dtype=dtypes[kind]) for name, kind in shown.pointers.items()}
     ints = dict.fromkeys(shown.module.RUNTIME_INTS, 192)
@@ -135,7 +138,7 @@ from seko_kernels import {module} as hopper
 from seko_kernels.errors import KernelsError
 from seko_kernels.outlines import Outline, gluon_twin
 from triton.compiler import ASTSource
-(outline,) = (value for value in vars(hopper).values() if isinstance(value, Outline))
+outline = next(value for value in vars(hopper).values() if isinstance(value, Outline))
 source = ASTSource(outline, dict.fromkeys(outline.arg_names, "i32"))
 try:
     gluon_twin(source)

@@ -135,7 +135,8 @@ def test_what_fp8_attention_costs(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("case", "count"), [("quality_planted", 3), ("quality_reuse", 8), ("quality_sink", 4)]
+    ("case", "count"),
+    [("quality_planted", 3), ("quality_reuse", 8), ("quality_past", 11), ("quality_sink", 4)],
 )
 def test_the_other_studies_write_their_rows(case, count, folder, tmp_path):
     module = importlib.import_module(CASES[case].module)

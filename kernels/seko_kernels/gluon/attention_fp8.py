@@ -117,6 +117,144 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
         Number of tiles of cached keys in the ring buffer. The same memory first holds ``STAGES * 64 / OWN_N`` tiles of
         the chunk's own keys.
     """
+    _attention(
+        Q,
+        K,
+        K_SCALE,
+        V_T,
+        K_OWN,
+        V_OWN,
+        V_SCALE,
+        VALID_TOKENS,
+        None,
+        OUT,
+        PART_OUT,
+        PART_LSE,
+        query_tokens,
+        own_tokens,
+        cache_tokens,
+        v_columns,
+        v_own_stride,
+        tiles,
+        whole_ctas,
+        first_query,
+        splits,
+        rest_tokens,
+        HEADS,
+        SOFTMAX_SCALE,
+        OWN_N,
+        STAGES,
+        0,
+    )
+
+
+@gluon.jit(do_not_specialize=RUNTIME_INTS)  # type: ignore[untyped-decorator]
+def sparse_attention_hopper_kernel(  # type: ignore[no-untyped-def]
+    Q,
+    K,
+    K_SCALE,
+    V_T,
+    K_OWN,
+    V_OWN,
+    V_SCALE,
+    VALID_TOKENS,
+    CHOSEN,
+    OUT,
+    PART_OUT,
+    PART_LSE,
+    query_tokens,
+    own_tokens,
+    cache_tokens,
+    v_columns,
+    v_own_stride,
+    tiles,
+    whole_ctas,
+    first_query,
+    splits,
+    rest_tokens,
+    HEADS: gl.constexpr,
+    SOFTMAX_SCALE: gl.constexpr,
+    OWN_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    CHOSEN_TILES: gl.constexpr,
+):
+    """Write the attention of `attention_hopper_kernel` over the chunk's own keys and some tiles of cached keys.
+
+    The loading warpgroup fetches the tiles of a list one after another; parts of the keys are parts of the list.
+
+    Parameters
+    ----------
+    CHOSEN : pointer to int32
+        Numbers of the cached tiles to which a program's queries attend, ``[B, H, ceil(T / 192), CHOSEN_TILES]``,
+        contiguous, ascending. A row with fewer tiles uses only the first entries, one for each of its tiles. The last
+        entry that is used is the row's last tile.
+    CHOSEN_TILES : constexpr int
+        Number of entries of a list.
+
+    The other parameters are those of `attention_hopper_kernel`.
+    """
+    _attention(
+        Q,
+        K,
+        K_SCALE,
+        V_T,
+        K_OWN,
+        V_OWN,
+        V_SCALE,
+        VALID_TOKENS,
+        CHOSEN,
+        OUT,
+        PART_OUT,
+        PART_LSE,
+        query_tokens,
+        own_tokens,
+        cache_tokens,
+        v_columns,
+        v_own_stride,
+        tiles,
+        whole_ctas,
+        first_query,
+        splits,
+        rest_tokens,
+        HEADS,
+        SOFTMAX_SCALE,
+        OWN_N,
+        STAGES,
+        CHOSEN_TILES,
+    )
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _attention(  # type: ignore[no-untyped-def]
+    Q,
+    K,
+    K_SCALE,
+    V_T,
+    K_OWN,
+    V_OWN,
+    V_SCALE,
+    VALID_TOKENS,
+    CHOSEN,
+    OUT,
+    PART_OUT,
+    PART_LSE,
+    query_tokens,
+    own_tokens,
+    cache_tokens,
+    v_columns,
+    v_own_stride,
+    tiles,
+    whole_ctas,
+    first_query,
+    splits,
+    rest_tokens,
+    HEADS: gl.constexpr,
+    SOFTMAX_SCALE: gl.constexpr,
+    OWN_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    CHOSEN_TILES: gl.constexpr,
+):
+    """Do the work of `sparse_attention_hopper_kernel`; with no CHOSEN_TILES that of `attention_hopper_kernel`."""
     parts, head, row, part, cuts, split, out_query, query = place_of(
         tiles, whole_ctas, first_query, splits, rest_tokens, 192, HEADS
     )
@@ -161,8 +299,15 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     own_tiles = gl.cdiv(own_tokens, OWN_N)
     own_first, own_last = tiles_of_part(split, cuts, own_tiles)
     key_tiles = gl.cdiv(cached, 128)
-    first, last = tiles_of_part(split, cuts, key_tiles)
-    limit = gl.minimum(cached, last * 128)
+    if CHOSEN_TILES > 0:
+        first, last = tiles_of_part(split, cuts, gl.minimum(key_tiles, CHOSEN_TILES))
+        limit = cached  # of a list's tiles only the last one of all is partial
+        lists = (row64 * HEADS + head) * gl.cdiv(query_tokens, 192) + query // 192
+        chosen = CHOSEN + lists * CHOSEN_TILES
+    else:
+        first, last = tiles_of_part(split, cuts, key_tiles)
+        limit = gl.minimum(cached, last * 128)
+        chosen: gl.constexpr = None  # type: ignore[no-redef]
 
     out_tokens = gl.where(parts, rest_tokens, query_tokens)
     out_base, lse_base = targets(
@@ -171,10 +316,10 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
 
     rings = (q_ring, codes_ring, k_ring, v_ring)
     barriers = (k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty)
-    sources = (k_base, v_base, k_own_base, v_own_base, cached, own_tokens, v_columns, v_own_stride)
+    sources = (k_base, v_base, k_own_base, v_own_base, chosen, cached, own_tokens, v_columns, v_own_stride)
     queries = (q_base, query, query_tokens, own_tokens)
     places = (own_first, own_last, first, last)
-    target = (scales, V_SCALE + head, out_base, lse_base, out_query, out_tokens, limit, parts)
+    target = (scales, chosen, V_SCALE + head, out_base, lse_base, out_query, out_tokens, limit, parts)
     gl.warp_specialize(
         [
             (_fetch, (sources, rings, barriers, places, width, OWN_N, STAGES)),
@@ -202,7 +347,7 @@ def _fetch(  # type: ignore[no-untyped-def]
     INT8: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
     GROUPED: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=5)
     BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    k_base, v_base, k_own_base, v_own_base, cached, own_tokens, v_columns, v_own_stride = sources
+    k_base, v_base, k_own_base, v_own_base, chosen, cached, own_tokens, v_columns, v_own_stride = sources
     _, _, k_ring, v_ring = rings
     k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty = barriers
     own_first, own_last, first, last = places
@@ -243,7 +388,8 @@ def _fetch(  # type: ignore[no-untyped-def]
         stage, phase = next_stage(stage, phase, OWN_STAGES)
     stage = 0
     phase = 1
-    for i in range(first, last):
+    for position in range(first, last):
+        i = _tile_at(chosen, position)
         mbarrier.wait(empty.index(stage), phase)
         mbarrier.expect(k_ready.index(stage), 128 * 128)
         k = k_ring.index(stage)._reinterpret(gl.int8, [8, 2, 4, 2, 128], GROUPED)
@@ -271,7 +417,7 @@ def _attend(  # type: ignore[no-untyped-def]
     The case without cached tiles has code of its own, because a branch inside would make the loop over cached tiles
     slower.
     """
-    _, _, _, _, out_query, out_tokens, _, _ = target
+    _, _, _, _, _, out_query, out_tokens, _, _ = target
     _, _, first, last = places
     if out_query + GROUP * 64 < out_tokens:
         if first < last:
@@ -331,7 +477,7 @@ def _attend_all(  # type: ignore[no-untyped-def]
     q_ring, codes_ring, k_ring, v_ring = rings
     k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty = barriers
     own_first, own_last, first, last = places
-    scales, v_scale_at, out_base, lse_base, out_query, out_tokens, limit, parts = target
+    scales, chosen, v_scale_at, out_base, lse_base, out_query, out_tokens, limit, parts = target
     q_base, query, query_tokens, own_tokens = queries
 
     q = q_ring.index(GROUP)
@@ -362,7 +508,7 @@ def _attend_all(  # type: ignore[no-untyped-def]
     if PAST:
         ring = (k_ring, v_ring, k_ready, v_ready, empty)
         m, total, acc = _past_tiles(
-            q, codes_ring.index(GROUP), scales, ring, first, last, limit, m, total, acc, SOFTMAX_SCALE
+            q, codes_ring.index(GROUP), scales, chosen, ring, first, last, limit, m, total, acc, SOFTMAX_SCALE
         )
 
     total = gl.convert_layout(gl.sum(total, 1), ROW)
@@ -403,7 +549,7 @@ def _own_tile(  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _past_tiles(  # type: ignore[no-untyped-def]
-    q, codes, scales, ring, first, last, limit, m, total, acc, SOFTMAX_SCALE: gl.constexpr
+    q, codes, scales, chosen, ring, first, last, limit, m, total, acc, SOFTMAX_SCALE: gl.constexpr
 ):
     """Return the maximum, the sums and the accumulated values `acc` [64, 128] after all cached tiles. The queries are
     written to `codes` [64, 128] as int8."""
@@ -429,15 +575,26 @@ def _past_tiles(  # type: ignore[no-untyped-def]
     tokens = gl.convert_layout(gl.reshape(tokens, [128]), gl.SliceLayout(0, ACC))
     stage = 0
     phase = 0
-    for i in range(first, last - 1):
+    for position in range(first, last - 1):
+        i = _tile_at(chosen, position)
         m, total, acc = _past_tile(
             codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, False
         )
         stage, phase = next_stage(stage, phase, STAGES)
+    i = _tile_at(chosen, last - 1)
     m, total, acc = _past_tile(
-        codes, factor, scales, ring, last - 1, stage, phase, tokens, limit, m, total, acc, True
+        codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, True
     )
     return m, total, acc
+
+
+@gluon.jit
+def _tile_at(chosen, position):  # type: ignore[no-untyped-def]
+    """Return the number of the cached tile at a position of a list; without a list the position itself."""
+    if chosen is None:
+        return position
+    else:  # noqa: RET505 - the branch that is not compiled
+        return gl.load(chosen + position)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]

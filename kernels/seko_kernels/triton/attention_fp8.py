@@ -119,6 +119,154 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     INTEGER : constexpr bool
         Whether fp8 casts use integer operations; see `to_e4m3`.
     """
+    _attention(
+        Q,
+        K,
+        K_SCALE,
+        V_T,
+        K_OWN,
+        V_OWN,
+        V_SCALE,
+        VALID_TOKENS,
+        None,
+        OUT,
+        LSE,
+        query_tokens,
+        own_tokens,
+        cache_tokens,
+        v_columns,
+        v_own_stride,
+        first_query,
+        out_tokens,
+        HEADS,
+        HEAD_DIM,
+        SOFTMAX_SCALE,
+        KEY_TILE,
+        BLOCK_M,
+        BLOCK_N,
+        OWN_N,
+        STAGES,
+        SPLITS,
+        INTEGER,
+        0,
+        1,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def sparse_attention_fp8_kernel(  # type: ignore[no-untyped-def]
+    Q,
+    K,
+    K_SCALE,
+    V_T,
+    K_OWN,
+    V_OWN,
+    V_SCALE,
+    VALID_TOKENS,
+    CHOSEN,
+    OUT,
+    LSE,
+    query_tokens,
+    own_tokens,
+    cache_tokens,
+    v_columns,
+    v_own_stride,
+    first_query,
+    out_tokens,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SOFTMAX_SCALE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OWN_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    INTEGER: tl.constexpr,
+    CHOSEN_TILES: tl.constexpr,
+    QUERY_TILE: tl.constexpr,
+):
+    """Write the attention of `attention_fp8_kernel` over the chunk's own keys and some tiles of cached keys.
+
+    Parameters
+    ----------
+    CHOSEN : pointer to int32
+        Numbers of the cached tiles to which a tile of queries attends, ``[B, H, ceil(T / QUERY_TILE), CHOSEN_TILES]``,
+        contiguous, ascending. A row with fewer tiles uses only the first entries, one for each of its tiles. The last
+        entry that is used is the row's last tile.
+    CHOSEN_TILES, QUERY_TILE : constexpr int
+        Number of entries of a list, and number of queries that share a list, a multiple of BLOCK_M.
+
+    The other parameters are those of `attention_fp8_kernel`.
+    """
+    _attention(
+        Q,
+        K,
+        K_SCALE,
+        V_T,
+        K_OWN,
+        V_OWN,
+        V_SCALE,
+        VALID_TOKENS,
+        CHOSEN,
+        OUT,
+        LSE,
+        query_tokens,
+        own_tokens,
+        cache_tokens,
+        v_columns,
+        v_own_stride,
+        first_query,
+        out_tokens,
+        HEADS,
+        HEAD_DIM,
+        SOFTMAX_SCALE,
+        KEY_TILE,
+        BLOCK_M,
+        BLOCK_N,
+        OWN_N,
+        STAGES,
+        SPLITS,
+        INTEGER,
+        CHOSEN_TILES,
+        QUERY_TILE,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attention(  # type: ignore[no-untyped-def]
+    Q,
+    K,
+    K_SCALE,
+    V_T,
+    K_OWN,
+    V_OWN,
+    V_SCALE,
+    VALID_TOKENS,
+    CHOSEN,
+    OUT,
+    LSE,
+    query_tokens,
+    own_tokens,
+    cache_tokens,
+    v_columns,
+    v_own_stride,
+    first_query,
+    out_tokens,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SOFTMAX_SCALE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OWN_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    INTEGER: tl.constexpr,
+    CHOSEN_TILES: tl.constexpr,
+    QUERY_TILE: tl.constexpr,
+):
+    """Do the work of `sparse_attention_fp8_kernel`; with no CHOSEN_TILES that of `attention_fp8_kernel`."""
     tl.static_assert(HEAD_DIM <= 256, "127 * 127 * HEAD_DIM must stay below 2**22")
     tl.static_assert(KEY_TILE % BLOCK_N == 0, "keys of a tile have one scale")
     head = tl.program_id(1)
@@ -167,11 +315,20 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     codes, q_scale = int8_rows(q.to(tl.float32))
     q_factor = q_scale * SOFTMAX_SCALE
     tiles = tl.cdiv(cached, BLOCK_N)
-    for i in tl.range(split * tiles // SPLITS, (split + 1) * tiles // SPLITS, num_stages=STAGES):
+    if CHOSEN_TILES > 0:
+        tl.static_assert(QUERY_TILE % BLOCK_M == 0, "queries of a program have one list")
+        blocks: tl.constexpr = KEY_TILE // BLOCK_N  # of a tile in the list
+        tiles -= tl.maximum(tl.cdiv(cached, KEY_TILE) - CHOSEN_TILES, 0) * blocks
+        lists = tl.cdiv(query_tokens, QUERY_TILE)
+        chosen = CHOSEN + ((row64 * HEADS + head) * lists + query // QUERY_TILE) * CHOSEN_TILES
+    for position in tl.range(split * tiles // SPLITS, (split + 1) * tiles // SPLITS, num_stages=STAGES):
+        i = position
+        if CHOSEN_TILES > 0:
+            i = tl.load(chosen + position // blocks) * blocks + position % blocks
         k = k_tiles.load([i * BLOCK_N, 0])
         v = v_tiles.load([0, i * BLOCK_N])
         bits = tl.dot(codes, k.T, out_dtype=tl.int32) + WHOLE_BITS
-        if i == tiles - 1:
+        if position == tiles - 1:
             place = i * BLOCK_N + tl.arange(0, BLOCK_N)
             bits = tl.where((place < cached)[None, :], bits, MINUS_INFINITY_BITS)
         factor = tl.maximum(q_factor * tl.load(scale_base + i * BLOCK_N // KEY_TILE), LEAST_FACTOR)

@@ -51,6 +51,7 @@ def plan_backend(library: TensorRt) -> ExportBackend:
             attentions=("torch", "fp8"),
             fp8_matmuls=False,
             resident_window=False,
+            past_share=False,
             # formats whose caches TensorRT's own layer or plugins write in place
             kv_schemes=("bf16", "fp4"),
             pools=False,

@@ -37,6 +37,8 @@ from seko_export.families.layers.block import (
 from seko_export.families.layers.layer_ops import LayerOps
 from seko_export.families.layers.past_window import (
     PastWindow,
+    SparsePast,
+    TurnedWindow,
     at_slots,
     expand_past,
     past_window,
@@ -311,6 +313,8 @@ class FusedBlock(FusedLayer):
         values, since nothing would read the keys and values of a denoise pass.
     fp8 : bool
         Whether the layer's matmuls are fp8; see `FusedLayer`.
+    past_share : float
+        Share of the cached keys to which queries attend; see `TargetConfig`.
     """
 
     def __init__(
@@ -322,9 +326,10 @@ class FusedBlock(FusedLayer):
         *,
         writes: bool,
         fp8: bool = False,
+        past_share: float = 1.0,
     ) -> None:
         super().__init__(model, stream, kv, dtype, fp8=fp8)
-        self.writes = writes
+        self.writes, self.sparse_past = writes, SparsePast.of(stream, past_share)
 
     def attend_window(self, q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
         """Return the attention [B, T, d] of a family's module to the filled part of the cache, by Seko's 16-bit kernel
@@ -344,7 +349,8 @@ class FusedBlock(FusedLayer):
         own_v = (turn.turned(of_own, v) / scale).to(v.dtype)
         own = OwnTokens(turn.turned(of_own, k).contiguous(), own_v.flatten(2))
         cached = (window.k, window.k_scale, window.v, scale.new_ones(q.shape[2]))
-        y = self.ops.attention_fp8(q.contiguous(), *cached, inputs.valid_tokens, own)
+        chosen = self._chosen(q, window, inputs)
+        y = self.ops.attention_fp8(q.contiguous(), *cached, inputs.valid_tokens, own, chosen=chosen)
         attended: Tensor = (y.unflatten(-1, q.shape[2:]) * scale).to(q.dtype).flatten(2)
         return attended
 
@@ -369,12 +375,23 @@ class FusedBlock(FusedLayer):
             own = OwnTokens(own_k, own_v.flatten(2))
         else:
             own = OwnTokens(k, qkv.chunk(3, dim=-1)[2] if self.split is None else v.flatten(2))
-        y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], inputs.valid_tokens, own)
+        chosen = self._chosen(q, window, inputs)
+        y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], inputs.valid_tokens, own, chosen=chosen)
         # written after the attention has read the cache, so that the attention sees the engine's inputs
         # unchanged
         if token_index is not None:
             self.kv.write(inputs.caches, scales, token_index, keys.flatten(0, 1), v.flatten(0, 1))
         return y
+
+    def _chosen(self, q: Tensor, window: PastWindow | TurnedWindow, inputs: LayerInputs) -> Tensor | None:
+        """Return the tiles of a window to which queries attend, as `attention_fp8` takes them; None: to all."""
+        if self.sparse_past is None:
+            return None
+        if inputs.write_slots is None:
+            raise TypeError("a layer that attends to a share of the cached keys takes write_slots")
+        seen = (inputs.valid_tokens, inputs.write_slots)
+        chosen: Tensor = self.ops.choose_past(q, window.k, window.k_scale, *seen, *self.sparse_past)
+        return chosen
 
 
 class RowFusedBlock(FusedLayer):

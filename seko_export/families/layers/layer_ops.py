@@ -17,6 +17,7 @@ from seko_kernels.rows import (
     residual_norm_modulate,
 )
 from seko_kernels.scratch import fp8_expand
+from seko_kernels.sparse_past import choose_past
 
 
 class LayerOps:
@@ -29,6 +30,7 @@ class LayerOps:
     qk_norm_rope = staticmethod(qk_norm_rope)
     fp8_expand = staticmethod(fp8_expand)
     attention_fp8 = staticmethod(attention_fp8)
+    choose_past = staticmethod(choose_past)
     attention_bf16 = staticmethod(attention_bf16)
     quantise_rows = staticmethod(quantise_rows)
     gelu_quantise = staticmethod(gelu_quantise)

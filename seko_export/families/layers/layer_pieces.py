@@ -32,6 +32,7 @@ from seko_export.families.layers.fused_block import (
 )
 from seko_export.families.layers.past_window import (
     PastWindow,
+    SparsePast,
     TurnedWindow,
     WindowExpand,
     window_tensors,
@@ -243,7 +244,8 @@ class LayerArguments:
             cached = (*self._caches, *self._front, *self._scales, *self.key_rotary, *inputs)
             if self.window:
                 cached = (*(self._caches if writes else ()), *self._front, *self._scales, *self.window)
-                cached += (self.write_slots,) if recall else ()
+                sparse = SparsePast.of(s, config.target.past_share)
+                cached += (self.write_slots,) if recall or sparse else ()
             caller = (*(self._bare_caller if bare else self._caller), *recall)
             arguments = (*chunk, *text_kv, *cached, *rows, *caller, *rank_argument(config))
             module = on_meta(lambda: self._with_choice(make(), bare=bare))
@@ -259,9 +261,10 @@ class LayerArguments:
             # Seko's kernels read the number of filled tokens on the device, so full rows need no engines of their
             # own.
             if config.target.attention_kind.past_in_8_bits:
+                share = config.target.past_share
                 context: tuple[str, ...] = (CONTEXT,)
                 for variant, writes in [((), False), (context, True)] if s.has_context else [((), True)]:
-                    make = partial(FusedBlock, m, s, kv, dtype, writes=writes, fp8=fp8)
+                    make = partial(FusedBlock, m, s, kv, dtype, writes=writes, fp8=fp8, past_share=share)
                     block(make, *variant, *wide, inputs=(self.write_slots,), writes=writes)
             elif config.target.attention_kind.own_kernel:
                 make_any = partial(RowFusedBlock, m, s, kv, dtype, masked=True, kernel=True, fp8=fp8)

@@ -27,6 +27,7 @@ from seko_export.families.layers.rotary import no_rotation
 from seko_kernels.fused_reference import FP8, e4m3_cast, int8_tiles, largest_of_tiles, past_token_index
 from seko_kernels.kv_formats import KvFormat
 from seko_kernels.scratch import KeyRotation, scratch_shapes
+from seko_kernels.sparse_past import PastLayout
 
 _EXTRA = "extra_"  # prefix of the names of the second window's tensors
 _E4M3_MAX = 448.0
@@ -75,6 +76,24 @@ class TurnedWindow(NamedTuple):
         """Return an uninitialised `TurnedWindow`; the parameters are those of `PastWindow.empty`."""
         scale = torch.empty((batch, heads), dtype=torch.float32, device=device)
         return cls(*PastWindow.empty(heads, size, stream, batch, device), scale)
+
+
+class SparsePast(NamedTuple):
+    """To how many tiles of cached keys queries attend, as `choose_past` takes it: where cached frames lie, and
+    the number of tiles in a list."""
+
+    layout: PastLayout
+    length: int
+
+    @classmethod
+    def of(cls, stream: StreamConfig, share: float) -> SparsePast | None:
+        """Return the sparse past of a build that attends to a share of the cached keys; None if that is all of
+        them."""
+        layout = PastLayout(
+            stream.pinned_frames, stream.ring_frames, stream.chunk_frames, stream.frame_tokens
+        )
+        length = layout.tiles_of(share)
+        return cls(layout, length) if length < layout.tiles else None
 
 
 def window_tensors(window: PastWindow, turned: TurnedWindow | None) -> dict[str, Tensor]:

@@ -56,8 +56,8 @@ def predict(request: PlanRequest) -> dict[str, Any]:
     """Estimate memory and time of a build on a GPU.
 
     The first entries of the result repeat the request. The entries of the request are ``preset``, ``gpu``,
-    ``gpu_title``, ``measured_gpu``, ``kv``, ``fp8``, ``kernels``, ``attention``, ``resident_window``, ``ranks``,
-    ``passes`` (denoise passes), ``stream`` and ``pool`` (``sessions`` and ``buckets``, or null).
+    ``gpu_title``, ``measured_gpu``, ``kv``, ``fp8``, ``kernels``, ``attention``, ``resident_window``, ``past_share``,
+    ``ranks``, ``passes`` (denoise passes), ``stream`` and ``pool`` (``sessions`` and ``buckets``, or null).
 
     The entries for memory are in bytes, for the GPU of each rank. ``weight_bytes`` are shared by all sessions,
     ``call_bytes`` are allocated once in a pool, and ``session_bytes`` once for each session. ``peak_bytes`` is the sum
@@ -115,6 +115,7 @@ def predict(request: PlanRequest) -> dict[str, Any]:
             "kernels": "fused" if config.target.fused else "plain",
             "attention": config.target.attention,
             "resident_window": config.target.resident_window,
+            "past_share": config.target.past_share,
             "ranks": config.target.ranks,
             "passes": len(config.workload.schedule.timesteps),
             "stream": asdict(config.workload.stream),

@@ -47,10 +47,11 @@ def _head(report: Mapping[str, Any]) -> Iterator[str]:
     gpus = "" if report["ranks"] == 1 else f"{report['ranks']} x "
     yield f"{report['preset']} on {gpus}{report['gpu_title']}, predicted"
     reference = f"reference {s['reference_frames']}, " if s["reference_frames"] else ""
+    past = f" to {report['past_share']:g} of the cached keys" if report["past_share"] < 1 else ""
     yield (
         f"{s['height']}x{s['width']}, chunk {s['chunk_frames']}, {reference}sink {s['sink_frames']}, "
         f"ring {s['ring_frames']}, {_rows(report)}, KV {report['kv']}, matmuls {'fp8' if report['fp8'] else 'bf16'}, "
-        f"attention {report['attention']}, kernels {report['kernels']}, {report['passes']} passes"
+        f"attention {report['attention']}{past}, kernels {report['kernels']}, {report['passes']} passes"
         + _cached(s)
     )
 
