@@ -21,13 +21,13 @@ from seko_export.families.base import MediaTensors
 from seko_export.families.registry import family_named, graph_of
 from seko_export.families.wan.presets import PRESETS
 from seko_export.families.wan_layout.keys import spread, wan_shapes
-from seko_export.media.pieces import decode_parts
+from seko_export.media.pieces import decode_parts, shared_vae_module
 from seko_export.media.wan_vae import config as wan_vae_config
-from seko_export.media.wan_vae import vae as wan_vae
 from seko_export.media.wan_vae.modules import VaeTensors
 from seko_export.options.declaration import BuildOptions
 from seko_export.video.plan.predict import PlanRequest, predict
 from seko_export.video.recording import eager_engine, golden_text
+from seko_kernels import tuned_conv
 from seko_kernels.tuned_conv import Convolution, ConvTiles
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Weight
@@ -103,7 +103,16 @@ def test_a_chunk_in_parts_is_the_chunk_of_one_call(
     assert np.unique(whole[-1]).size > 100
 
 
+@pytest.fixture
+def modules_of_its_own() -> Iterator[None]:
+    """The modules of a VAE are not those of other tests, whose table of measured convolutions is another."""
+    shared_vae_module.cache_clear()
+    yield
+    shared_vae_module.cache_clear()
+
+
 @pytest.mark.parametrize("fp8", first_is_fast([True, False]))
+@pytest.mark.usefixtures("modules_of_its_own")
 def test_an_artifact_with_packed_convolutions_has_the_same_pictures(
     fp8: bool, whole: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +122,7 @@ def test_an_artifact_with_packed_convolutions_has_the_same_pictures(
         assert arch == "sm_90"
         return ConvTiles(8, 16, 16, 0, 16, stages=1, warps=4) if place.fp8 == fp8 else None
 
-    monkeypatch.setattr(wan_vae, "measured_tiles", tiles_of)
+    monkeypatch.setattr(tuned_conv, "measured_tiles", tiles_of)
     config = CONFIG.changed(convolutions="sm_90", vae=replace(SMALL_2_2, fp8=fp8))
     chunks = [frames for (frames,) in pictures(3, config)]
     names = {argument.name for argument in graph_of(config).pieces["vae_decode"].parameters}
