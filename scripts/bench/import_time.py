@@ -15,11 +15,11 @@ BAR_MS = 60.0
 NOTHING, NUMPY = "pass", "import numpy"
 IMPORTS = ("import seko_runtime", "from seko_runtime import open_artifact")
 COMMANDS = {
-    "--help": (["--help"], 500.0),
+    "--help": (["--help"], 300.0),
     "presets": (["presets"], 500.0),
-    "doctor": (["doctor"], 500.0),
+    "doctor": (["doctor"], 1500.0),
     "inspect FILE": (["inspect", str(SAMPLE_FOLDER / "dit.safetensors")], 1000.0),
-    "plan": (["plan", "--gpu", "h200", "--preset", "self-forcing-1.3b"], None),
+    "plan": (["plan", "--gpu", "h200", "--preset", "self-forcing-1.3b"], 1500.0),
 }
 AT_OPEN = "import seko_runtime.opening.artifact"  # what the first open imports
 
