@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from seko_serve.video.content import VideoContent
 from seko_serve.video.opening import Opening
 from tests.runtime import toy_pool
 
+from .conftest import toy_opener
 from .toys import world_opener
 
 
@@ -96,6 +99,42 @@ def test_with_a_lead_a_chunk_begins_that_long_before_a_player_needs_it(
     now[0] = 100.375
     session.viewer.stop_clock()
     assert session.ready()
+
+
+class BeginsMeanwhile:
+    """A stream whose next chunk may begin right after the device's thread has looked whether it is ready."""
+
+    row = pending = trace = None
+
+    def __init__(self) -> None:
+        self.looks, self.begin, self.requested = 0, time.monotonic() + 3600, threading.Event()
+
+    def ready(self) -> bool:
+        self.looks += 1
+        early = time.monotonic() < self.begin
+        if self.looks == 2:  # the look of a thread that waits if nothing is ready
+            self.begin = time.monotonic()
+        return not early and not self.requested.is_set()
+
+    def request(self, _: float) -> None:
+        self.requested.set()
+
+    def next_due(self) -> None:
+        return None
+
+    def next_begin(self) -> float:
+        return self.begin
+
+
+def test_a_chunk_that_may_begin_while_the_device_looks_is_not_waited_for() -> None:
+    async def test() -> None:
+        device, stream = Device(toy_opener), BeginsMeanwhile()
+        await device.start()
+        await device.call(lambda _: device.add(stream))  # type: ignore[arg-type]
+        assert await asyncio.to_thread(stream.requested.wait, 30)
+        await device.stop()
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize(

@@ -350,8 +350,12 @@ class Device:
     def _serve(self, pool: ServedPool) -> None:
         while True:
             with self._desk:
-                while not (self._stopping or self._calls or any(stream.ready() for stream in self._streams)):
-                    now = time.monotonic()
+                while not self._stopping:
+                    now = (
+                        time.monotonic()
+                    )  # before `ready`: what becomes ready meanwhile is looked at again at once
+                    if self._calls or any(stream.ready() for stream in self._streams):
+                        break
                     if self._fits_part(now) or self._fits_background(pool, now):
                         break
                     self._desk.wait(self._patience(now))
