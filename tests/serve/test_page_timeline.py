@@ -25,6 +25,20 @@ LINES = "[...document.querySelectorAll('#history button')].map((line) => line.te
 ALL_PLACED = (
     "document.querySelectorAll('#history button').length === {} && !document.querySelector('.waiting')"
 )
+# A fade's steps are followed as the network lets them come: here two of them by one chunk.
+LATE_STEPS = """
+(async () => {
+  const { name } = performance.getEntriesByType("resource").find(({ name }) => name.endsWith("/prompts.js"));
+  const { Timeline, fadeWeight, recordedPrompts } = await import(name);
+  const timeline = new Timeline(document.createElement("ol"), () => {}, () => {});
+  timeline.begin(7, "a");
+  const fade = timeline.note({ prompt: "b", steps: 4 });
+  [3, 4, 4, 5].forEach((chunk, step) => timeline.place(fade, chunk, fadeWeight(4 - step)));
+  timeline.place(timeline.note({ prompt: "c" }), 5, 1);
+  const text = timeline.text();
+  return [text.trim().split("\\n").map(JSON.parse), recordedPrompts(text, "the timeline").prompts];
+})()
+"""
 FIELD = "document.getElementById('prompt').value"
 
 
@@ -110,6 +124,20 @@ def test_a_saved_timeline_is_a_recording_that_the_runtime_plays(start: Starter, 
         for entry in entries[:-1]:
             session.replay(entry)
         assert session.run_chunk().index == 0
+
+
+def test_a_fade_of_which_a_chunk_followed_two_steps_is_saved_and_read_as_one_fade(start: Starter) -> None:
+    with open_page(f"{start().url}/") as page:
+        page.until("!document.getElementById('start').disabled")
+        lines, prompts = page.value(LATE_STEPS)
+    assert [
+        (line["chunk"], line["prompt"]["prompt"], line["prompt"].get("weight", 1.0)) for line in lines[1:-1]
+    ] == [(3, "b", 1 / 4), (4, "b", 1 / 3), (4, "b", 1 / 2), (5, "b", 1.0), (5, "c", 1.0)]
+    assert [(each["chunk"], each["prompt"], each.get("steps", 1)) for each in prompts] == [
+        (0, "a", 1),
+        (3, "b", 4),
+        (5, "c", 1),
+    ]
 
 
 def test_a_file_that_is_no_timeline_is_told(start: Starter, tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ export class Changes {
   made(chunk) {
     this.timeline.end = chunk + 1 - this.timeline.origin;
     if (this.wish) return;
-    if (this.due[0]?.chunk <= this.timeline.end) this.ask(this.due.shift());
-    else if (this.fade) this.step();
+    if (this.fade) this.step(); // also where it goes slower than in the recording: what is due then waits
+    else if (this.due[0]?.chunk <= this.timeline.end) this.ask(this.due.shift());
   }
 
   drop(entry) { if (entry.chunk === undefined) this.timeline.drop(entry); }

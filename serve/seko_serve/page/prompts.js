@@ -17,13 +17,13 @@ export class Timeline {
   begin(seed, prompt, origin = 0) {
     Object.assign(this, { entries: [], seed, origin, end: 0 });
     this.list.replaceChildren();
-    if (prompt) this.place(this.note({ prompt }), origin);
+    if (prompt) this.place(this.note({ prompt }), origin, 1);
     else this.changed();
   }
 
   /** Note a prompt that is asked for; where it is followed is told by `place`. */
   note({ prompt, cut = false, weight = 1, steps = 1 }) {
-    const entry = { prompt, cut, weight, steps, chunk: undefined, time: made("time", {}) };
+    const entry = { prompt, cut, weight, steps, chunk: undefined, followed: [], time: made("time", {}) };
     entry.line = made("li", {}, entry.time, made("button", { type: "button", onclick: () => this.again(prompt) }, prompt));
     this.entries.push(entry);
     entry.line.className = "waiting";
@@ -32,9 +32,11 @@ export class Timeline {
     return entry;
   }
 
-  /** A prompt is followed from a chunk of the session on. */
-  place(entry, chunk) {
-    entry.chunk = Math.max(0, chunk - this.origin);
+  /** A prompt, or the next step of its fade, is followed from a chunk of the session on; one chunk may follow two. */
+  place(entry, chunk, weight) {
+    entry.followed.push({ chunk: Math.max(0, chunk - this.origin), weight });
+    if (entry.chunk !== undefined) return;
+    entry.chunk = entry.followed[0].chunk;
     entry.line.className = "";
     entry.time.textContent = minutes(entry.chunk * this.seconds);
     this.changed();
@@ -52,13 +54,9 @@ export class Timeline {
     const [first, ...later] = this.entries.filter(({ chunk }) => chunk !== undefined);
     const lines = [
       { chunk: 0, begin: { seed: this.seed, prompt: first.prompt } },
-      ...later.flatMap(({ chunk, prompt, cut, weight, steps }, at) => {
-        const most = Math.min(steps, (later[at + 1]?.chunk ?? Infinity) - chunk); // of a fade that was not broken off
-        return Array.from({ length: Math.max(1, most) }, (_, step) => {
-          const share = steps > 1 ? fadeWeight(steps - step) : weight;
-          return { chunk: chunk + step, prompt: { prompt, recache: cut, ...(share < 1 && { weight: share }) } };
-        });
-      }),
+      ...later.flatMap(({ prompt, cut, followed }) => followed.map(({ chunk, weight }) => (
+        { chunk, prompt: { prompt, recache: cut, ...(weight < 1 && { weight }) } }
+      ))),
     ];
     lines.push({ chunk: Math.max(this.end, ...lines.map(({ chunk }) => chunk)), end: {} });
     return lines.map((line) => `${JSON.stringify(line)}\n`).join("");

@@ -51,7 +51,7 @@ const timeline = new Timeline(find("history"), (prompt) => choose(prompt, true),
 const changes = new Changes(timeline, (entry, weight) => {
   if (!connection.isOpen) return "";
   const id = control("prompt", { text: entry.prompt, recache: entry.cut, ...(weight < 1 && { weight }) });
-  sent.get(id).entry = entry;
+  Object.assign(sent.get(id), { entry, weight });
   return id;
 });
 const way = new Way(find("change"), find("amount"));
@@ -342,8 +342,8 @@ function told(message) {
     const control = sent.get(message.id);
     changes.received(message.id);
     if (message.type === "received") return;
+    if (control?.entry && control.chunk === undefined) timeline.place(control.entry, message.chunk, control.weight);
     if (control) control.chunk = message.chunk;
-    if (control?.entry && control.entry.chunk === undefined) timeline.place(control.entry, message.chunk);
     if (control?.seed !== undefined) timeline.begin(control.seed, shownPrompt(), message.chunk);
     settle();
   } else if (message.type === "rejected" || message.type === "error") {
