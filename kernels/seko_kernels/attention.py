@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -239,54 +239,20 @@ def _attention_fp8_cuda(
     splits: int,
     specialised: bool,
 ) -> Tensor:
-    batch, query_tokens, heads, head_dim = q.shape
-    use_torchs_memory()
-    rest = query_tokens - whole
-    out = torch.empty((batch, query_tokens, heads, head_dim), dtype=torch.bfloat16, device=q.device)
-    parts = Parts.of(out, rest, splits)
-    inputs = (q, k, k_scale, v_t, k_own, v_own, v_scale, valid_tokens)
-    strides = (query_tokens, k_own.shape[1], k.shape[1], v_t.shape[3], v_own.stride(1))
-    if specialised:
-        programs, places = parts.programs(whole, block_m, batch, heads)
-        wrap_triton(attention_hopper_outline)[(programs,)](
-            *inputs,
-            out,
-            parts.out,
-            parts.lse,
-            *strides,
-            *places,
-            HEADS=heads,
-            SOFTMAX_SCALE=softmax_scale(head_dim),
-            OWN_N=own_n,
-            STAGES=stages,
-            num_warps=warps,
-        )
-    else:
-        launches = [(0, whole, query_tokens, 1, out)]
-        if rest:
-            launches.append((whole, rest, rest, splits, parts.out))
-        for first, queries, out_tokens, cuts, target in launches:
-            wrap_triton(attention_fp8_kernel)[(-(-queries // block_m), heads, batch * cuts)](
-                *inputs,
-                target,
-                parts.lse,
-                *strides,
-                first,
-                out_tokens,
-                HEADS=heads,
-                HEAD_DIM=head_dim,
-                SOFTMAX_SCALE=softmax_scale(head_dim),
-                KEY_TILE=KEY_TILE,
-                BLOCK_M=block_m,
-                BLOCK_N=block_n,
-                OWN_N=own_n,
-                STAGES=stages,
-                SPLITS=cuts,
-                INTEGER=False,
-                num_warps=warps,
-            )
-    parts.combine(out)
-    return out.view(batch, query_tokens, heads * head_dim)
+    return _launch(
+        wrap_triton(attention_hopper_outline),
+        wrap_triton(attention_fp8_kernel),
+        (q, k, k_scale, v_t, k_own, v_own, v_scale, valid_tokens),
+        None,
+        block_m,
+        block_n,
+        own_n,
+        stages,
+        warps,
+        whole,
+        splits,
+        specialised,
+    )
 
 
 @kernel_op("seko::sparse_attention_fp8", mutates_args=())
@@ -309,16 +275,53 @@ def _sparse_attention_fp8_cuda(
     splits: int,
     specialised: bool,
 ) -> Tensor:
+    return _launch(
+        wrap_triton(sparse_attention_hopper_outline),
+        wrap_triton(sparse_attention_fp8_kernel),
+        (q, k, k_scale, v_t, k_own, v_own, v_scale, valid_tokens),
+        chosen,
+        block_m,
+        block_n,
+        own_n,
+        stages,
+        warps,
+        whole,
+        splits,
+        specialised,
+    )
+
+
+def _launch(
+    outline: Any,
+    kernel: Any,
+    inputs: tuple[Tensor, ...],
+    chosen: Tensor | None,
+    block_m: int,
+    block_n: int,
+    own_n: int,
+    stages: int,
+    warps: int,
+    whole: int,
+    splits: int,
+    specialised: bool,
+) -> Tensor:
+    """Launch the kernels of an attention to all cached keys, or to those that ``chosen`` lists. Each op wraps its own
+    kernels, because torch looks for them in the op's source."""
+    q, k, _, v_t, k_own, v_own, *_ = inputs
     batch, query_tokens, heads, head_dim = q.shape
     use_torchs_memory()
     rest = query_tokens - whole
     out = torch.empty((batch, query_tokens, heads, head_dim), dtype=torch.bfloat16, device=q.device)
     parts = Parts.of(out, rest, splits)
-    inputs = (q, k, k_scale, v_t, k_own, v_own, v_scale, valid_tokens, chosen)
     strides = (query_tokens, k_own.shape[1], k.shape[1], v_t.shape[3], v_own.stride(1))
+    of_list, of_kernel = {}, {}
+    if chosen is not None:
+        inputs = (*inputs, chosen)
+        of_list = {"CHOSEN_TILES": chosen.shape[-1]}
+        of_kernel = {**of_list, "QUERY_TILE": QUERY_TILE}
     if specialised:
         programs, places = parts.programs(whole, block_m, batch, heads)
-        wrap_triton(sparse_attention_hopper_outline)[(programs,)](
+        outline[(programs,)](
             *inputs,
             out,
             parts.out,
@@ -329,7 +332,7 @@ def _sparse_attention_fp8_cuda(
             SOFTMAX_SCALE=softmax_scale(head_dim),
             OWN_N=own_n,
             STAGES=stages,
-            CHOSEN_TILES=chosen.shape[-1],
+            **of_list,
             num_warps=warps,
         )
     else:
@@ -337,7 +340,7 @@ def _sparse_attention_fp8_cuda(
         if rest:
             launches.append((whole, rest, rest, splits, parts.out))
         for first, queries, out_tokens, cuts, target in launches:
-            wrap_triton(sparse_attention_fp8_kernel)[(-(-queries // block_m), heads, batch * cuts)](
+            kernel[(-(-queries // block_m), heads, batch * cuts)](
                 *inputs,
                 target,
                 parts.lse,
@@ -354,8 +357,7 @@ def _sparse_attention_fp8_cuda(
                 STAGES=stages,
                 SPLITS=cuts,
                 INTEGER=False,
-                CHOSEN_TILES=chosen.shape[-1],
-                QUERY_TILE=QUERY_TILE,
+                **of_kernel,
                 num_warps=warps,
             )
     parts.combine(out)
