@@ -96,6 +96,18 @@ def test_the_oldest_chunk_that_is_not_pinned_is_evicted():
     assert places == [None, 0, 1, 2, 0, 1, 2, 1, 2, 1, 0, 2]
 
 
+@pytest.mark.parametrize("at", [1, 2, 3, 5])
+def test_a_cut_anywhere_can_be_saved_after_every_chunk(at):
+    """A pinned chunk of the sink is in no place of the ring, which has the last three chunks then."""
+    clocks = RowClocks(Ring(6, 6, 2), 1)
+    for number in range(12):
+        if number == at:
+            clocks.cut(0, 8)
+        clocks.chunk_made([0])
+        clocks.check(clocks.state(0))
+    assert (at in clocks.state(0).cut.ring) == (at > 2)
+
+
 @pytest.mark.parametrize(
     "cut",
     [

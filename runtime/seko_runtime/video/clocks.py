@@ -314,7 +314,7 @@ class RowClocks:
         fits = len(ring) == len(cut.ring) == self._last_chunks and max(ring, default=0) < clock.made
         if (
             cut.pinned > max(0, clock.made - 1)
-            or (cut.ring and not (fits and cut.pinned in ring))
+            or (cut.ring and not (fits and (cut.pinned in ring or cut.pinned < self._kept_ring.sink_frames)))
             or (cut.due and not clock.made)
             or cut.jump > (clock.made + 1) * MAX_JUMP
         ):
