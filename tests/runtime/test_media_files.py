@@ -253,6 +253,22 @@ def test_array_files_that_promise_more_than_they_hold(tmp_path: Path) -> None:
         load_array(path, "--text")
 
 
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("descr", ["<m8[s/0]", r"<m8\x5bs/0]", "[('a', '<m8[s/0]')]", "<f4"])
+def test_array_files_whose_unit_is_a_part_of_nothing(version: int, descr: str, tmp_path: Path) -> None:
+    """numpy divides by 0 for these, which ends the process."""
+    path = tmp_path / "a.npy"
+    shown = descr if descr.startswith("[") else f"'{descr}'"
+    header = f"{{'descr': {shown}, 'fortran_order': False, 'shape': (2,)}}".encode()
+    length = len(header).to_bytes(2 if version == 1 else 4, "little")
+    path.write_bytes(b"\x93NUMPY" + bytes((version, 0)) + length + header + b"[\\" * 4)
+    if descr == "<f4":
+        assert load_array(path, "--text").dtype == np.float32  # whatever the numbers' bytes are
+        return
+    with pytest.raises(UsageError, match="expected an array of numbers"):
+        load_array(path, "--text")
+
+
 @given(st.binary(max_size=64))
 def test_any_first_bytes_are_a_known_format_or_none(head: bytes) -> None:
     known = {

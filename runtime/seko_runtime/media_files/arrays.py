@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ def load_array(path: Path, option: str, *, most_bytes: int = MAX_ARRAY_BYTES) ->
     try:
         with path.open("rb") as file:
             version = formats.read_magic(file)
+            _check_units(file, version, what)
             read = formats.read_array_header_1_0 if version == (1, 0) else formats.read_array_header_2_0
             shape, _, dtype = read(file, max_header_size=_MAX_HEADER_BYTES)
             if min(shape, default=0) < 0:
@@ -56,6 +57,17 @@ def load_array(path: Path, option: str, *, most_bytes: int = MAX_ARRAY_BYTES) ->
         raise
     except Exception as fault:  # of numpy's, or of the library for tokens that reads a header
         raise InputFileError(f"{what} is no .npy file of numbers: {fault_text(fault)[:120]}") from None
+
+
+def _check_units(file: BinaryIO, version: tuple[int, int], what: str) -> None:
+    """Raise an InputFileError if the header that follows has a dtype with brackets, written out or escaped: numpy
+    divides by what stands in those of a unit of time, also by 0, which ends the process. The file's place stays."""
+    place = file.tell()
+    length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
+    header = file.read(min(length, _MAX_HEADER_BYTES))
+    if b"[" in header or b"\\" in header:
+        raise InputFileError(f"{what} holds units or fields, expected an array of numbers")
+    file.seek(place)
 
 
 def load_pictures(path: Path, option: str) -> NDArray[np.uint8]:
