@@ -434,9 +434,12 @@ class ActionsControl(Control):
         rate = own if rate is None else real_number(rate, "fps", "a positive number")
         if not 0 < rate <= _MOST:
             raise UsageError(f"fps is {rate}, expected a number above 0, at most {_MOST}")
-        count = math.ceil(len(frames) * own / rate - 1e-9)
-        if count > MAX_STEPS:
-            raise UsageError(f"recorded actions for {count} video frames, at most {MAX_STEPS}: give fewer")
+        length = len(frames) * own / rate - 1e-9  # infinite for a rate of almost 0
+        if length > MAX_STEPS:
+            raise UsageError(
+                f"recorded actions for {length:.0f} video frames, at most {MAX_STEPS}: give fewer"
+            )
+        count = math.ceil(length)
         steps = [self._recorded_frame(frame, place) for place, frame in enumerate(frames)]
         self._check_exclusive(steps)
         return [steps[min(len(steps) - 1, int(at * rate / own + 1e-9))] for at in range(count)]
