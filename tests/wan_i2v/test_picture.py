@@ -165,6 +165,12 @@ def test_pictures_that_a_model_does_not_take(kind: str, image: Any, last: Any, s
         opening_with(manifest_of(*build(kind)), start=image, last=last, names=names)
 
 
+@pytest.mark.parametrize("fps", [1e308, 1e300, -16.0])
+def test_a_last_picture_at_a_rate_that_no_video_has(fps: float) -> None:
+    with pytest.raises(UsageError, match="fps is"):
+        opening_with(manifest_of(*build(TWO)), start=PHOTO, last=LAST, last_s=600, fps=fps)
+
+
 def test_rows_of_a_pool_end_at_frames_of_their_own() -> None:
     """Mask and latents of the last picture stand in that frame alone; a row whose number is 0 has none."""
     config = i2v_config(TWO)

@@ -42,7 +42,8 @@ TOKEN_SIDE = 16  # pixels of the video
 LAST_S, MAX_LAST_S = 5.0, 600.0  # default and largest time from the stream's start to its last picture
 _HEADING = "Media (pictures and sound)"
 _AXES = 3  # axes of a picture: rows, columns, channels
-_SIDE = Annotated[int, Within(1, 1 << 16)]
+_MOST = 1 << 16  # pixels, frames, frames a second
+_SIDE = Annotated[int, Within(1, _MOST)]
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,14 @@ class PicturesParameters:
     width: _SIDE
     chunk_frames: _SIDE
     per_latent: _SIDE
-    lacking: Annotated[int, Within(0, 1 << 16)]
+    lacking: Annotated[int, Within(0, _MOST)]
     fps: _SIDE
     start: bool = False
     last: bool = False
     levels: bool = False
     averaged: bool = False
     seen_fitted: bool = False
-    reference_frames: Annotated[int, Within(0, 1 << 16)] = 0
+    reference_frames: Annotated[int, Within(0, _MOST)] = 0
     portrait: bool = False
 
 
@@ -267,7 +268,7 @@ class PicturesControl(Control):
         seconds = real_number(event["last_s"], "last_s", expected)
         if not 0 < seconds <= MAX_LAST_S:
             raise UsageError(f"last_s is {seconds:g}, expected {expected}")
-        fps = real_number(event.get("fps", self.takes.fps), "fps")
+        fps = real_number(event.get("fps", self.takes.fps), "fps", most=_MOST)
         frame = (max(1, round(seconds * fps)) - 1 + self.takes.lacking) // self.takes.per_latent
         if frame < 1:
             raise UsageError("last_s is so early that the first picture is still shown")
