@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from seko_runtime.cli.video.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.controls import controls_of
 from seko_runtime.controls.voice import read_voices
 from seko_runtime.errors import UsageError, VideoWriterError
 from seko_runtime.format.manifest import Buffer, InputSpec
+from seko_runtime.video.artifact import VideoArtifact
+from seko_runtime.video.local_rows import LocalVideoRows
 from seko_runtime.video.lockstep import Lockstep
 from seko_runtime.video.manifest import VideoManifest
 from tests.runtime import toy
@@ -145,6 +148,40 @@ def test_run_feeds_what_is_given_and_says_what_is_not(
     assert "check    skipped (--input was given)" in said.out
     assert main([*command, "--input", f"lens={tmp_path / 'camera.npy'}"]) == 2
     assert "no such input; its inputs: camera" in capsys.readouterr().err
+
+
+def test_a_recording_is_replayed_with_the_inputs_of_its_chunks(
+    camera_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    """Those of the golden are no part of it; --input is, of one."""
+    camera, other = numbers(CHANNELS), numbers(2, CHANNELS) + 1
+    with (
+        open_artifact(camera_folder) as artifact,
+        artifact.open_session(seed=5, prompt="a red disc") as session,
+    ):
+        recording = session.record()
+        session.run_chunk()
+        session.run_chunk({"camera": camera})
+    path, inputs = tmp_path / "events.jsonl", tmp_path / "camera.npy"
+    path.write_text(recording.text(), encoding="utf-8")
+    np.save(inputs, other)
+    heard: list[Any] = []
+    run_rows: Callable[..., Any] = LocalVideoRows.run
+
+    def watched(rows: LocalVideoRows, numbers: Any, given: Any) -> Any:
+        heard.append(given[0])
+        return run_rows(rows, numbers, given)
+
+    monkeypatch.setattr(LocalVideoRows, "run", watched)
+    golden = {"camera": numbers(1, CHANNELS) + 2}
+    monkeypatch.setattr(VideoArtifact, "golden_inputs", lambda _, chunk, __: {} if chunk is None else golden)
+    command = ["run", str(camera_folder), "--events", str(path), "-o", str(tmp_path / "out.npy")]
+    assert main(command) == 0
+    assert "recorded in the golden" not in capsys.readouterr().err
+    assert (heard[0], [*heard[1]]) == ({}, ["camera"])
+    assert np.array_equal(heard[1]["camera"], camera)
+    assert main([*command, "--input", f"camera={inputs}"]) == 0
+    assert np.array_equal([given["camera"] for given in heard[2:]], other)
 
 
 def test_info_names_the_inputs(camera_folder: Path, capsys: Said) -> None:

@@ -125,9 +125,10 @@ class Session(RowSession):
             self.beginning = replace(self.beginning, **changed)
 
     def chunk_inputs(self, given: Inputs | None) -> Inputs | None:
-        """Return the inputs of the next chunk: those that are given, or that a replayed recording gave it, and for the
-        rest those of the controls."""
-        self._own_inputs = self._replayed_inputs if given is None else given
+        """Return the inputs of the next chunk: those that are given, for the rest those that a replayed recording gave
+        it, and those of the controls."""
+        replayed = self._replayed_inputs
+        self._own_inputs = {**replayed, **mapping_of(given, "inputs")} if replayed else given
         return self._controls.inputs(self._own_inputs)
 
     def _advance(self, result: Chunk) -> Chunk:

@@ -44,6 +44,11 @@ class RunInputs:
     entries: Sequence[Entry] = ()
 
     @property
+    def replays(self) -> bool:
+        """Whether the recording of ``--events`` has all inputs of its chunks, as a page's timeline has not."""
+        return bool(self.entries) and "controls" in self.entries[0].event
+
+    @property
     def controlled(self) -> set[str]:
         """Names of the inputs that controls with events give."""
         return {
@@ -126,6 +131,8 @@ def fit_inputs(
     given = run.controlled
     if entries and "inputs" in entries[0].opening:  # with which the recorded session began
         given |= {name for name, spec in specs.items() if spec.per in ("session", "prompt")}
+    if run.replays:
+        given |= {name for name, spec in specs.items() if spec.per not in ("session", "prompt")}
     for name, spec in specs.items():
         if name in arrays or name in given:
             continue

@@ -196,7 +196,9 @@ class _Job:
             if due is not None:
                 self.sessions.set_prompt(due.prompt, recache=due.recache)
                 self.compared = frozenset()
-            recorded = self.inputs.recorded(self.artifact.golden_inputs(number, None))
+            recorded = {}
+            if not self.inputs.replays:
+                recorded = self.inputs.recorded(self.artifact.golden_inputs(number, None))
             chunk = self.sessions.run_chunk(recorded | self.inputs.of_chunk(number))
             frames += _video_frames(self.artifact.manifest, number)
             latents = None if self.writer.takes_frames else chunk.to_host()
