@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,16 @@ from seko_export.families.seko_talk.family import FAMILY as TALK_FAMILY
 from seko_export.video.recording import golden_text
 from seko_runtime import Pool, Session, open_artifact
 from seko_runtime.cli.commands import main
+from seko_runtime.cli.video.controls import fed_controls
 from seko_runtime.controls import controls_of
+from seko_runtime.controls.camera import CameraControl
 from seko_runtime.controls.recording import Entry, Recording, as_json, copied, of_json, read_recording
 from seko_runtime.errors import InputFileError, UsageError
 from tests.matrix_game import test_stream as games
 from tests.matrix_game.streams import game_config
 from tests.seko_talk import streams as talks
 from tests.serve.toys import talk_opener, world_opener
+from tests.support.voices import voice_control
 
 from . import toy, toy_inputs, toy_pool, toy_whole
 
@@ -285,6 +290,22 @@ def test_values_that_json_lacks_come_back_as_they_were() -> None:
     ):
         with pytest.raises(UsageError, match="holds no array"):
             of_json(odd)
+
+
+def test_a_run_replays_what_comes_after_the_beginning() -> None:
+    """A voice that had not come when the session began, and a camera whose first path is shorter than the recording."""
+    voice, camera = voice_control(), CameraControl.without_artifact(4, 6, 1)
+    camera.take({"path": [np.eye(4)] * 5, "intrinsics": [500, 500, 416, 240]})
+    inputs = (*voice.inputs.values(), *camera.inputs.values())
+    manifest: Any = SimpleNamespace(
+        caller_inputs=inputs, control_specs=(voice.spec, camera.spec), call_rows=1
+    )
+    begun = {"controls": {"voice": voice.state(), "camera": camera.state()}}
+    options, end = argparse.Namespace(chunks=9), Entry(9, "end", {})
+    (controls,) = fed_controls(options, manifest, ({}, {}), (), [Entry(0, "begin", begun), end])
+    assert (controls["camera"].chunks, controls["voice"].active) == (2, False)
+    with pytest.raises(UsageError, match="needs a voice"):  # a page's timeline brings none
+        fed_controls(options, manifest, ({}, {}), (), [Entry(0, "begin", {}), end])
 
 
 def test_the_command_line_replays_prompts_and_new_beginnings(whole_folder: Path, tmp_path: Path) -> None:

@@ -70,8 +70,9 @@ def fed_controls(
     """
     by_kind, by_name = events
     each = [controls_of(manifest) for _ in range(manifest.call_rows)]
+    replays = bool(entries) and "controls" in entries[0].event  # a page's timeline has none
     for controls in each:
-        if entries and "controls" in entries[0].event:  # a page's timeline has none
+        if replays:
             controls.load(entries[0].event["controls"])
         taken = {name for kind in by_kind if controls.of_kind(kind) for name in _given(kind, options)}
         for kind, own in by_kind.items():
@@ -103,15 +104,15 @@ def fed_controls(
             for spec in control.inputs.values()
             if spec.default == "required" and spec.name not in files
         ]
-        if lacks and not (control.active or control.fits_recording):
+        if lacks and not (replays or control.active or control.fits_recording):
             raise UsageError(
                 f"this artifact's model needs a {control.kind}: give {control.options[0].name} "
                 f"{control.options[0].metavar}, or --input {lacks[0]}=FILE.npy"
             )
     lasting = [control.chunks for control in controls.values() if control.chunks is not None]
     options.chunks = options.chunks or max(lasting, default=DEFAULT_CHUNKS)
-    for own_controls in each:
-        for control in own_controls.values():
+    if not replays:  # to which more events come
+        for control in (control for own_controls in each for control in own_controls.values()):
             control.check_lasts(options.chunks)
     for called, done in (line for control in controls.values() for line in control.notes):
         option, _, path = called.partition(" ")
