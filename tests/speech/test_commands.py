@@ -223,6 +223,14 @@ def test_a_sentence_of_a_pipe_that_is_too_long_leaves_the_sound_before_it(
     np.testing.assert_array_equal(read_wav(str(output)), in_16_bits("hallo.", seed=3))
 
 
+def test_a_closed_stdin_is_told(
+    artifact: Path, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # as Python has it
+    assert main(["run", str(artifact), "-o", str(tmp_path / "out.wav"), "--text-file", "-"]) == 3
+    assert "reads stdin, which is closed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("form", ["mp3", "flac"])
 def test_other_formats_hold_the_same_sound(tmp_path: Path, form: str) -> None:
     pytest.importorskip("av")

@@ -118,6 +118,8 @@ def _text_of(options: argparse.Namespace) -> str | Iterator[str]:
 
 def _lines_of(path: Path) -> Iterator[str]:
     """Yield the lines of a file, each as soon as it is read; ``-`` is stdin."""
+    if path == STDOUT and sys.stdin is None:  # closed by whoever started this
+        raise InputFileError("--text-file - reads stdin, which is closed; give a file")
     try:
         with sys.stdin if path == STDOUT else path.open(encoding="utf-8") as file:
             yield from file
