@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seko_runtime.controls.camera import KEYS as CODES
+from seko_runtime.controls.camera import CameraControl
 from seko_runtime.controls.camera_steps import KeySettings
 from seko_runtime.controls.key_text import key_letters, key_steps
 from seko_runtime.errors import UsageError
@@ -171,6 +172,20 @@ def test_a_long_turn_stays_a_rotation() -> None:
         poses = chunk_of(camera)["camera"]
     turned = poses[:, :, :3].astype(np.float64)
     assert np.abs(turned @ turned.swapaxes(1, 2) - np.eye(3)).max() <= ROUNDED
+
+
+def test_a_long_path_whose_rotations_are_rounded_stays_one_of_rotations() -> None:
+    """For a model that takes poses to the world, which are products of all moves; four decimals."""
+    plain = camera_at(64, 96, 1)
+    spec = replace(plain.spec, parameters={**plain.spec.parameters, "world": True})
+    camera = CameraControl(spec, plain.inputs)
+    path = np.tile(np.eye(4), (4000, 1, 1))
+    path[:, :3, :3] = [turn("y", 0.6 * frame).round(4) for frame in range(4000)]
+    camera.take({"path": path, "intrinsics": [500, 500, 416, 240]})
+    while camera.chunks:
+        turned = chunk_of(camera)["camera"][0, :, :3]
+        assert np.abs(turned @ turned.T - np.eye(3)).max() <= 1e-3
+    camera.load(json.loads(json.dumps(camera.state())))
 
 
 @given(rows, st.integers(0, 6))

@@ -411,6 +411,10 @@ class CameraControl(Control):
             return
         if self._world:
             self._shown = self._seen(self._moved()[0])[-1]
+            # Rotations of a file are rounded, and their product is less and less of a rotation: one step of Newton's
+            # method to the nearest one.
+            turn = self._shown[:3, :3]
+            self._shown[:3, :3] = turn @ (3 * np.eye(3) - turn.T @ turn) / 2
         _, self._stand, taken = self._walk()
         self._begun, self._taps = True, frozenset()
         for _ in range(taken):
