@@ -164,6 +164,15 @@ def test_a_bucket_that_was_faster_than_a_smaller_one_counts_as_equally_fast() ->
     assert next_call(near, {"a": {1: 1.0, 2: 0.5}}, 0.0) == NextCall((0, 1), 2)
 
 
+def test_a_due_time_as_far_as_a_number_can_be() -> None:
+    """One session's due time does not end the calls of others."""
+    far = [Waiting(1.7e308), Waiting(2.0), Waiting(-1.7e308)]
+    times = {None: {1: 1.0}}
+    assert [next_call(far, times, now) for now in (0.0, 1.7e308, -1.7e308)] == [NextCall((2,), 1)] * 3
+    assert next_call(far[:2], times, 0.0) == NextCall((1,), 1)
+    assert next_call(far[:1], times, 0.0) == NextCall((0,), 1)
+
+
 def test_one_session_and_none() -> None:
     assert next_call([], ONE_VARIANT, 0.0) is None
     assert next_call([Waiting(-1e9)], {None: {4: 0.25}}, 1e9) == NextCall((0,), 4)

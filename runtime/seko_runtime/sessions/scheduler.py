@@ -43,6 +43,7 @@ from seko_runtime.arguments import real_number
 from seko_runtime.errors import UsageError
 
 NANOSECONDS = 10**9  # nanoseconds in a second; integers, because their sums do not depend on the order
+FARTHEST_S = 1e9  # a session that is due farther from now counts as due then
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ def next_call(
 ) -> NextCall | None:
     """Return the engine call that should run next, or None if no session waits.
 
-    The scheduler rounds times to nanoseconds. The cost of the search grows with the product of the variants' numbers of
-    waiting sessions.
+    The scheduler rounds times to nanoseconds, and due times to within `FARTHEST_S` of now. The cost of the search grows
+    with the product of the variants' numbers of waiting sessions.
 
     Parameters
     ----------
@@ -118,7 +119,7 @@ def next_call(
     for rank, index in enumerate(order):
         queues.setdefault(waiting[index].variant, []).append(rank)
     buckets = [_buckets(call_times.get(variant), variant) for variant in queues]
-    remaining = [round((dues[index] - now) * NANOSECONDS) for index in order]
+    remaining = [round(min(max(dues[index] - now, -FARTHEST_S), FARTHEST_S) * NANOSECONDS) for index in order]
     states = _states(list(queues.values()), buckets, remaining)
     rows = _first_rows(states, 0) or _first_rows(states, _least_lateness(states))
     first_due, *_ = queues.values()
