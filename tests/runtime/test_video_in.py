@@ -155,6 +155,7 @@ def test_the_strength_is_the_share_of_noise_and_the_factor_of_times(strength: fl
         ({"strength": float("nan")}, "from 0 to 1"),
         ({"strength": True}, "from 0 to 1"),
         ({"clip": np.zeros((2, 4, 4, 3), np.uint8), "fps": 0}, "positive"),
+        ({"clip": np.zeros((2, 4, 4, 3), np.uint8), "fps": 1e-310}, "from 1e-06 on"),
         ({"clip": "film.mp4"}, "does not hold the frames"),
         ({"end": False}, "expected True"),
         ({"else": 1}, "expected one of"),

@@ -30,6 +30,7 @@ TAKEN, DROPPED, REPEATED = "frames taken", "dropped", "repeated"  # what is coun
 HELD_CHUNKS = 2  # most frames that wait for the next chunk, in chunks
 _HEADING = "Media (pictures and sound)"
 _AXES = 3  # axes of a frame: rows, columns, channels
+_SLOWEST = 1e-6  # frames of a clip a second; the length of a slower one may be infinite
 _EARLY = 1e-3  # seconds by which a frame may come before its time, for times that were rounded
 
 
@@ -193,8 +194,10 @@ class VideoInControl(Control):
             values["clip"] = _frames(values["clip"], "a clip")
             if "fps" in values:
                 values["fps"] = real_number(values["fps"], "fps", "a positive number of frames a second")
-                if values["fps"] <= 0:
-                    raise UsageError(f"fps is {values['fps']}, expected a positive number of frames a second")
+                if values["fps"] < _SLOWEST:
+                    raise UsageError(
+                        f"fps is {values['fps']}, expected a positive number of frames a second, from {_SLOWEST:g} on"
+                    )
         return values
 
     def apply(self, event: Event) -> None:
