@@ -362,7 +362,7 @@ class VideoInControl(Control):
                 raise ValueError(f"{len(came)} frames wait")
             chunks = whole_number(state["chunks"], "chunks", 0)
             counts = {name: whole_number(state["counts"][name], name, 0) for name in self._counts}
-        except (AttributeError, KeyError, TypeError, ValueError, UsageError) as fault:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, UsageError) as fault:
             raise UsageError(f"this is no state of an input video: {fault}; take what state() gave") from None
         self._clip = None
         self.reset()
