@@ -165,6 +165,14 @@ def test_pictures_that_a_model_does_not_take(kind: str, image: Any, last: Any, s
         opening_with(manifest_of(*build(kind)), start=image, last=last, names=names)
 
 
+def test_one_picture_in_a_list_of_one_and_another_that_is_not() -> None:
+    """As .npy files may hold them."""
+    with pytest.raises(UsageError, match=r"start is \[1, 32, 48, 3\] and last"):
+        opening_with(
+            manifest_of(*build(TWO)), start=PHOTO[None], last=LAST, names={"start": "start", "last": "last"}
+        )
+
+
 @pytest.mark.parametrize("fps", [1e308, 1e300, -16.0])
 def test_a_last_picture_at_a_rate_that_no_video_has(fps: float) -> None:
     with pytest.raises(UsageError, match="fps is"):

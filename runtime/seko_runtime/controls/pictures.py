@@ -235,6 +235,12 @@ class PicturesControl(Control):
             inputs["last_frame"] = np.array([frame], np.int64)
         if len(arrays) == 1:
             return {"image": arrays[0]}, inputs, notes
+        first, last = (array.shape for array in arrays)
+        if first != last:
+            raise UsageError(
+                f"{names['start']} is {[*first]} and {names['last']} is {[*last]} in the encoder's size, expected as "
+                "many pictures of each"
+            )
         same = np.uint8 if all(array.dtype == np.uint8 for array in arrays) else np.float32
         return {"image": np.stack([array.astype(same) for array in arrays], axis=-1 - _AXES)}, inputs, notes
 
