@@ -327,5 +327,5 @@ def test_the_command_line_replays_prompts_and_new_beginnings(whole_folder: Path,
     asked = ["run", str(whole_folder), "--events", str(path), "-o", str(out)]
     assert main([*asked, "--format", "npy"]) == 0
     assert np.array_equal(np.load(out), np.stack(wanted))
-    for option, value in (("--prompt", "x"), ("--keys", "w-3")):
+    for option, value in (("--prompt", "x"), ("--keys", "w-3"), ("--seed", "7")):
         assert main([*asked, option, value]) == 2

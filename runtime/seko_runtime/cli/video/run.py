@@ -82,6 +82,7 @@ def _recorded(options: argparse.Namespace) -> list[Entry]:
         return []
     said = {"--text", "--prompt", "--prompts", "--control", *(option.name for option in control_options())}
     others = [name for name in given(options, OPTIONS) if name in said]
+    others += ["--seed"] if options.seed else []  # 0 is also that of a command line without it
     if others:
         raise UsageError(f"--events and {others[0]} both say what happens; give one")
     entries = read_recording(options.events, "--events")
