@@ -63,6 +63,10 @@ def test_one_chunks_array_is_for_all_rows_and_chunks(manifest: VideoManifest) ->
         assert np.array_equal(seen["camera"], np.stack([numbers(CHANNELS)] * rows))
         assert np.array_equal(seen["gain"], np.stack([numbers(RUNS, 2)] * rows))
     assert np.array_equal(inputs.steady["place"], np.stack([numbers(CHANNELS)] * rows))
+    endless = fit_conditioning(
+        manifest, {"gain": numbers(RUNS, 2)}, 10**20
+    )  # of a pipe, until its reader stops
+    assert np.array_equal(endless.of_chunk(10**19)["gain"], inputs.of_chunk(0)["gain"])
 
 
 @pytest.mark.parametrize("spare", [0, 3])

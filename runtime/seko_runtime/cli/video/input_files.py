@@ -31,7 +31,7 @@ class RunInputs:
     steady : mapping of str to numpy.ndarray
         Inputs that are set once for a session or prompt, [rows, *shape].
     changing : mapping of str to sequence of numpy.ndarray
-        Inputs that change with each chunk or pass, [rows, *shape] for each chunk of the run.
+        Inputs that change with each chunk or pass, [rows, *shape] for each chunk of the run, or one for all chunks.
     controls : sequence of Controls
         The controls of each session.
     entries : sequence of Entry
@@ -84,7 +84,7 @@ class RunInputs:
 
     def of_chunk(self, number: int) -> dict[str, NDArray[Any]]:
         """Return the model inputs of chunk ``number`` by name."""
-        return {name: arrays[number] for name, arrays in self.changing.items()}
+        return {name: arrays[number % len(arrays)] for name, arrays in self.changing.items()}
 
 
 def read_inputs(arguments: Sequence[str] | None) -> dict[str, NDArray[Any]]:
@@ -173,10 +173,10 @@ def _option_of(name: str, controls: Controls) -> str:
 
 
 def _of_chunks(spec: InputSpec, array: NDArray[Any], rows: int, chunks: int) -> list[NDArray[Any]]:
-    """Return an array [rows, *shape] for each chunk, from an array for one chunk or from an array with an axis of
-    chunks in front."""
+    """Return an array [rows, *shape] for each chunk, from an array with an axis of chunks in front, or a single one
+    for all chunks."""
     if array.shape == spec.shape:
-        return [as_rows(spec, array, rows, bits=False)] * chunks
+        return [as_rows(spec, array, rows, bits=False)]
     if array.shape[1:] not in (spec.shape, (rows, *spec.shape)) or len(array) < chunks:
         each = list(spec.shape)
         raise UsageError(
