@@ -221,7 +221,9 @@ class _Job:
         for row, session in enumerate(self.sessions.sessions):
             seed = entry.event.get("seed") if entry.what == "restart" else None
             session.replay(
-                entry if seed is None else replace(entry, event={**entry.event, "seed": seed + row})
+                entry
+                if seed is None
+                else replace(entry, event={**entry.event, "seed": checked_seed(seed) + row})
             )
 
     def report(self) -> dict[str, object]:
