@@ -157,6 +157,8 @@ def test_two_pictures_of_any_sizes_and_the_last_frame_of_a_run(clip: tuple[Path,
     [
         (TWO, PHOTO, None, "--image first.png: this artifact's model takes a last picture, too"),
         (ONE, PHOTO, LAST, "--last-image last.png: this artifact's model takes no last picture"),
+        (ONE, None, None, "--image first.png is None, expected uint8"),
+        (TWO, None, LAST, "--image first.png is None, expected uint8"),
     ],
 )
 def test_pictures_that_a_model_does_not_take(kind: str, image: Any, last: Any, said: str) -> None:

@@ -216,6 +216,8 @@ class PicturesControl(Control):
             return self._reference(event[which], str(names[which]))
         if not self.takes.start:
             raise UsageError(NO_ENCODER)
+        if event["start"] is None:
+            raise UsageError(f"{names['start']} is None, expected uint8 [rows, columns, 3]")
         given = {word: event[word] for word in ("start", "last") if event.get(word) is not None}
         if "last" in given and not self.takes.last:
             raise UsageError(f"{names['last']}: this artifact's model takes no last picture; leave it out")
