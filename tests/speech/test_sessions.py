@@ -98,6 +98,25 @@ def test_what_was_said_moves_with_a_session(pool: SpeechPool, tmp_path: Path) ->
     same(sounds, wanted)
 
 
+@pytest.mark.parametrize("patches", range(4))
+def test_a_pause_keeps_what_was_said(pool: SpeechPool, patches: int) -> None:
+    """Within a sentence or behind it; the next one goes on in its voice."""
+    wanted = said_in_turn(SENTENCES[:2], positions=32, seed=1)
+    with pool.open_session(seed=1, positions=32) as session:
+        session.begin(SENTENCES[0])
+        sounds = [sound for _ in range(patches) for sound in pool.step([session])]
+        for _ in range(2):
+            session.pause()
+            session.resume()
+        sounds += list(session.sound(ahead=0))
+        session.pause()
+        session.resume()
+        session.begin(SENTENCES[1], continues=True)
+        assert session.continues
+        sounds += list(session.sound())
+    same(sounds, wanted)
+
+
 def test_the_limit_is_the_models_or_the_callers_or_that_of_the_positions(pool: SpeechPool) -> None:
     text, seed = next(
         (t, s) for t in TEXTS for s in range(9) if len(said_alone(t, seed=s)) == len(t) + 6 < 10

@@ -277,6 +277,18 @@ class SpeechSession(RowSession):
             row = self._pool._rows.row(self._running_row())
             row.said = {} if said.known is None else dict(enumerate(said.known))
 
+    def pause(self) -> None:
+        """Move the session's state to the host and free the session's row; what was said stays with the session."""
+        with self._pool._call_lock.take():
+            self._said = self.said  # with the patches that only the row has
+            super().pause()
+
+    def resume(self) -> None:
+        """Load the session's state into a free row of the pool; see `RowSession.resume`."""
+        with self._pool._call_lock.take():
+            super().resume()
+            self.said = self._said
+
     def sound(self, *, ahead: int = AHEAD) -> Iterator[Floats]:
         """Yield the rest of the present text's sound, for example after `begin` or `SpeechPool.restore`.
 
