@@ -17,6 +17,7 @@ from seko_runtime.errors import (
 )
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import SpeechPrompt
+from seko_runtime.speech.session import Said
 from seko_runtime.speech.voice import Voice
 from tests.speech.texts import LIMITS, TEXTS, VOICES, said_alone, said_in_turn, same
 from tests.speech.toy_speech import C, P, open_pool
@@ -110,6 +111,8 @@ def test_a_pause_keeps_what_was_said(pool: SpeechPool, patches: int) -> None:
             session.resume()
         sounds += list(session.sound(ahead=0))
         session.pause()
+        with pytest.raises(SessionClosedError, match="paused"):
+            session.said = Said()
         session.resume()
         session.begin(SENTENCES[1], continues=True)
         assert session.continues

@@ -273,8 +273,8 @@ class SpeechSession(RowSession):
         for patches in (said.patches, said.known):
             check_voice(Voice(patches), self.manifest.workload.patch.shape)
         with self._pool._call_lock.take():
-            self._said = said
             row = self._pool._rows.row(self._running_row())
+            self._said = said
             row.said = {} if said.known is None else dict(enumerate(said.known))
 
     def pause(self) -> None:
