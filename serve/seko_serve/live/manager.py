@@ -226,7 +226,12 @@ class SessionManager:
                 with self.device.reserved_row():
                     if (preparation := content.preparation()) is not None:
                         await self.device.in_parts(preparation)
-                    await self.device.call(partial(self._take_row, session))
+                    try:
+                        await self.device.call(partial(self._take_row, session))
+                    except asyncio.CancelledError:  # while the device's thread may have given it the row
+                        with suppress(DeviceEndedError):  # and the pool with it
+                            await self.device.call(lambda _: self._free(session))
+                        raise
                 await self._add(session, None)
         finally:
             if session.name not in self.sessions:
