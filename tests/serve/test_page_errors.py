@@ -11,6 +11,7 @@ from seko_runtime import Session
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Control
 from seko_serve.video.content import VideoContent
+from tests.speech.toy_speech import PATCH
 
 from .browser import Page, browser_path, open_page
 from .conftest import Running, Starter
@@ -251,6 +252,37 @@ def test_what_is_written_while_the_connection_of_a_page_that_speaks_is_lost_is_s
         page.until(f"{STATE} === 'Listening'")
         page.value("document.getElementById('say').click(), true")
         page.until("Number(document.body.dataset.samples || 0) > 0")
+
+
+FAR_AHEAD_S = 10
+# Sound counts as if so much lay between what came and what is heard.
+COMES_EARLY = (
+    "window.Punctual = WebSocket; window.WebSocket = class extends Punctual { constructor(...given) { super(...given);"
+    "this.addEventListener('message', ({ data }) => { if (typeof data === 'string') return; const view = new DataView(data);"
+    f"view.setUint32(12, view.getUint32(12, true) + {FAR_AHEAD_S * PATCH.sample_rate}, true); }}); }} }}; true"
+)
+
+
+def test_a_page_that_speaks_goes_on_in_a_session_behind_one_that_was_not_heard_to_its_end(
+    start: Starter,
+) -> None:
+    server = start(speech_opener)
+    came = "Number(document.body.dataset.samples || 0) > {}".format
+    with open_page(f"{server.url}/") as page:
+        page.until(f"{STATE} === 'Ready'")
+        page.value(
+            "delete window.AudioDecoder"
+        )  # plain samples: a packet holds more than the toy says at once
+        page.value(COMES_EARLY)
+        page.value(r"document.getElementById('text').value = 'hallo.\n'.repeat(30), true")
+        page.value("document.getElementById('start').click(), true")
+        page.until(came(FAR_AHEAD_S * PATCH.sample_rate + 3 * PATCH.samples))
+        (session,) = server.manager.sessions
+        http(f"{server.url}/v1/sessions/{session}", "DELETE")
+        page.until(f"{STATE} === 'The session has ended: closed'")
+        page.value("document.body.dataset.samples = 0, window.WebSocket = Punctual, true")
+        page.value(f"{WAY}.click(), true")
+        page.until(came(20 * PATCH.samples))  # more than comes before anything is heard
 
 
 RATE, GREEN = (
