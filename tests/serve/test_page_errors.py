@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from starlette.websockets import WebSocket
 
 from seko_runtime import Session
 from seko_serve.errors import ServeError
@@ -254,12 +257,36 @@ def test_what_is_written_while_the_connection_of_a_page_that_speaks_is_lost_is_s
         page.until("Number(document.body.dataset.samples || 0) > 0")
 
 
+def test_a_connection_that_is_tried_again_while_it_opens_goes_on(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, may_open = WebSocket.accept, threading.Event()
+
+    async def held(socket: WebSocket, subprotocol: str | None = None) -> None:
+        await asyncio.to_thread(may_open.wait)
+        await accept(socket, subprotocol)
+
+    with open_page(f"{start().url}/") as page:
+        page.value(COUNT_SOCKETS)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        monkeypatch.setattr(WebSocket, "accept", held)
+        page.value("sockets.at(-1).close(), true")
+        page.until(f"sockets.length > 1 && {WAY}?.checkVisibility()")
+        page.value(f"{WAY}.click(), true")
+        page.until("sockets.length > 2")
+        may_open.set()
+        stood = page.value(FRAMES)
+        page.until(f"{FRAMES} > {stood} + 30")
+        assert page.value(STATE) == "Live"
+
+
 FAR_AHEAD_S = 10
 # Sound counts as if so much lay between what came and what is heard.
 COMES_EARLY = (
     "window.Punctual = WebSocket; window.WebSocket = class extends Punctual { constructor(...given) { super(...given);"
-    "this.addEventListener('message', ({ data }) => { if (typeof data === 'string') return; const view = new DataView(data);"
-    f"view.setUint32(12, view.getUint32(12, true) + {FAR_AHEAD_S * PATCH.sample_rate}, true); }}); }} }}; true"
+    "this.addEventListener('message', ({ data }) => { if (typeof data === 'string') return;"
+    f"const view = new DataView(data); view.setUint32(12, view.getUint32(12, true) + {FAR_AHEAD_S * PATCH.sample_rate}, true); }}); }} }}; true"
 )
 
 
