@@ -281,12 +281,48 @@ def test_a_connection_that_is_tried_again_while_it_opens_goes_on(
         assert page.value(STATE) == "Live"
 
 
+# A picture of one session, which is decoded when the next one has begun, and four pictures of that one.
+TWO_SESSIONS = """
+(async () => {
+  const worker = new Worker("page/player.js", { type: "module" });
+  const screen = new OffscreenCanvas(8, 8), drawn = new OffscreenCanvas(8, 8);
+  drawn.getContext("2d");
+  const payload = new Uint8Array(await (await drawn.convertToBlob({ type: "image/jpeg" })).arrayBuffer());
+  const begin = () => worker.postMessage({ ready: { codec: "mjpeg", width: 8, height: 8 } });
+  const give = (number) => worker.postMessage(
+    { media: { key: true, pts: number * 1000, chunk: number, first: number, last: true, payload } },
+  );
+  worker.postMessage({ canvas: screen }, [screen]);
+  begin();
+  give(90);
+  begin();
+  for (let tries = 0; tries < 20; tries += 1) await createImageBitmap(new Blob([payload], { type: "image/jpeg" }));
+  for (let number = 0; number < 4; number += 1) give(number);
+  const painted = [];
+  return new Promise((resolve) => {
+    worker.onmessage = ({ data }) => {
+      if (data.number !== undefined) painted.push(data.number);
+      if (data.shown === 3) resolve(painted);
+    };
+  });
+})()
+"""
+
+
+def test_a_picture_that_is_decoded_when_its_session_has_ended_is_not_shown_in_the_next_one(
+    start: Starter,
+) -> None:
+    with open_page(f"{start().url}/") as page:
+        assert page.value(TWO_SESSIONS) == [0, 1, 2, 3]
+
+
 FAR_AHEAD_S = 10
 # Sound counts as if so much lay between what came and what is heard.
 COMES_EARLY = (
     "window.Punctual = WebSocket; window.WebSocket = class extends Punctual { constructor(...given) { super(...given);"
     "this.addEventListener('message', ({ data }) => { if (typeof data === 'string') return;"
-    f"const view = new DataView(data); view.setUint32(12, view.getUint32(12, true) + {FAR_AHEAD_S * PATCH.sample_rate}, true); }}); }} }}; true"
+    "const view = new DataView(data);"
+    f"view.setUint32(12, view.getUint32(12, true) + {FAR_AHEAD_S * PATCH.sample_rate}, true); }}); }} }}; true"
 )
 
 
