@@ -118,6 +118,31 @@ def test_a_session_that_is_given_up_while_it_opens_ends(start: Starter) -> None:
         page.until(f"{FRAMES} > 5")
 
 
+def test_a_session_that_was_given_up_leaves_the_prompts_of_the_next_one(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start(lease_s=3600)
+    known = server.manager.open
+    held = Held(known)
+    monkeypatch.setattr(server.manager, "open", held)
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        assert held.called.wait(LIMIT_S)
+        page.value(f"{WAY}.click(), true")
+        page.until(f"{STATE} === 'Ended'")
+        monkeypatch.setattr(server.manager, "open", known)
+        begin(page, "b")
+        page.until(f"{FRAMES} > 5")
+        held.release_soon()
+        assert held.ended.wait(LIMIT_S)
+        end = time.monotonic() + LIMIT_S
+        while len(server.manager.sessions) > 1:
+            assert time.monotonic() < end, "the page does not end the session that it gave up"
+            time.sleep(0.05)
+        lines = "[...document.querySelectorAll('#history button')].map((line) => line.textContent)"
+        assert page.value(lines) == ["b"]
+
+
 def test_a_page_of_speech_that_waits_in_line_has_one_place_however_much_is_written(start: Starter) -> None:
     server = start(speech_opener, max_sessions=1)
     url = f"{server.url}/v1/sessions"

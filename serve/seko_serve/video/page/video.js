@@ -282,6 +282,7 @@ async function enter(prompt, signal) {
     connection = trial;
     try {
       await trial.open(session, hello, place);
+      if (connection !== trial) return; // it was given up meanwhile
       picturesSent = JSON.stringify(pictures());
       timeline.begin(session.seed, prompt);
     } catch (error) {
