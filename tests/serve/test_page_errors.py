@@ -33,6 +33,7 @@ WAY = "document.querySelector('#notice #ways button')"  # the first way on where
 NO_MORE_SOCKETS = (
     "window.WebSocket = class { static OPEN = 1; readyState = 0; close() {} }; true"  # none ever opens
 )
+CHUNK = "document.getElementById('chunk').textContent"
 IS_ERROR = "document.getElementById('state').classList.contains('error')"
 
 
@@ -141,6 +142,23 @@ def test_a_session_that_was_given_up_leaves_the_prompts_of_the_next_one(
             time.sleep(0.05)
         lines = "[...document.querySelectorAll('#history button')].map((line) => line.textContent)"
         assert page.value(lines) == ["b"]
+
+
+def test_frames_of_a_session_that_has_ended_are_none_of_the_next_one(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        held = Held(server.manager.open)
+        monkeypatch.setattr(server.manager, "open", held)
+        page.value("document.getElementById('timeline-replay').click(), true")
+        assert held.called.wait(LIMIT_S)
+        shown = page.value(f"new Promise((resolve) => {{ setTimeout(() => resolve({CHUNK}), 500); }})")
+        held.release_soon()
+        assert shown == "\N{EN DASH}"
+        page.until(f"{CHUNK} !== '\N{EN DASH}'")
 
 
 def test_a_page_of_speech_that_waits_in_line_has_one_place_however_much_is_written(start: Starter) -> None:

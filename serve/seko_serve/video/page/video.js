@@ -432,9 +432,9 @@ function heed(data) {
   if (data.failed) broken = `This browser cannot decode the video: ${data.failed}`;
   if (data.first !== undefined && !paused) sound?.start();
   if (data.copy) recorder ? recorder.add(data.copy) : data.copy.close();
-  if (data.shown !== undefined) connection?.send("ack", { chunk: data.shown });
+  if (!begun) return; // frames of a session that has ended
+  if (data.shown !== undefined) connection.send("ack", { chunk: data.shown });
   if (data.painted === undefined) return;
-  if (!connection) return; // frames of a session that has ended
   const now = lastPainted = performance.now();
   times.push(now);
   measure();
