@@ -196,6 +196,25 @@ def test_where_sound_needs_a_press_it_is_heard_from_then_on(start: Starter) -> N
         until(f"{FRAMES} > stood + 30")
 
 
+def test_a_microphone_that_is_turned_off_before_it_is_allowed_stays_off(start: Starter) -> None:
+    fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+    with open_page(f"{start(talk_opener).url}/", *fake) as page:
+        page.value(
+            "window.inputs = []; window.allowed = new Promise((resolve) => { window.allow = resolve; });"
+            "const media = navigator.mediaDevices, ask = media.getUserMedia.bind(media);"
+            "media.getUserMedia = async (wanted) =>"
+            "{ await allowed; inputs.push(await ask(wanted)); return inputs.at(-1); };"
+            "true"
+        )
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        for _ in range(2):
+            page.value("document.getElementById('microphone').click(), true")
+        page.value("allow(), true")
+        page.until("inputs.length && inputs[0].getTracks().every(({ readyState }) => readyState === 'ended')")
+        assert page.value("document.getElementById('microphone').getAttribute('aria-pressed')") == "false"
+
+
 @pytest.mark.slow
 def test_a_page_without_media_source_plays_pictures(start: Starter) -> None:
     with insecure_page(start) as (server, page):

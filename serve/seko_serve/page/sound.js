@@ -113,14 +113,17 @@ export class Microphone {
     this.context = new AudioContext({ sampleRate: VOICE_RATE });
     await this.context.audioWorklet.addModule(new URL("./speaker.js", import.meta.url));
     this.node = new AudioWorkletNode(this.context, "listener", { processorOptions: { piece: PIECE } });
+    if (this.stopped) { await this.stop(); return; }
     this.node.port.onmessage = ({ data }) => send(whole(data));
     new MediaStreamAudioSourceNode(this.context, { mediaStream: this.input }).connect(this.node);
   }
 
   async stop() {
-    if (this.node) this.node.port.onmessage = null; // a piece that is under way would begin another voice
-    for (const track of this.input?.getTracks() ?? []) track.stop();
-    await this.context?.close();
+    this.stopped = true;
+    if (!this.node) return; // `start` calls this again
+    this.node.port.onmessage = null; // a piece that is under way would begin another voice
+    for (const track of this.input.getTracks()) track.stop();
+    await this.context.close();
   }
 }
 

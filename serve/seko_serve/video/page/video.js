@@ -569,11 +569,11 @@ find("microphone").onclick = () => attempted(async () => {
     microphone = undefined;
     connection?.send("audio_end");
   } else {
-    microphone = new Microphone();
+    const mine = microphone = new Microphone();
     try {
-      await microphone.start((samples) => { if (!paused) connection?.sendVoice(samples); });
+      await mine.start((samples) => { if (!paused) connection?.sendVoice(samples); });
     } catch (error) {
-      microphone = undefined;
+      if (microphone === mine) microphone = undefined;
       throw new Error(`The microphone cannot be used: ${error.message}`);
     }
   }
