@@ -21,7 +21,7 @@ from seko_runtime.sessions.session import PendingResult
 from seko_serve.live.device import Device
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.pace import Pace
-from seko_serve.live.session import LiveSession
+from seko_serve.live.session import Capture, LiveSession
 from seko_serve.live.workload import ServedPool
 from seko_serve.metrics import Metrics
 from seko_serve.protocol import Control
@@ -161,6 +161,38 @@ def test_an_opening_that_is_given_up_while_it_gets_a_row_keeps_none(monkeypatch:
         await asyncio.wait({opening})
         assert opening.cancelled()
         assert await manager.call(lambda pool: pool.free) == manager.capacity
+        await manager.stop()
+
+    asyncio.run(test())
+
+
+def test_a_session_whose_saving_is_given_up_while_it_is_captured_can_be_saved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As by a server that stops while it saves a session that nobody watches any more."""
+
+    async def test() -> None:
+        manager = SessionManager(Settings(Path("toy"), snapshots=str(tmp_path / "store")), Device(toy_opener))
+        await manager.start()
+        session = await manager.open("y", Opening("a b", 0, 16.0))
+        await manager.saving.token(session)
+        begun, given_up, capture = threading.Event(), threading.Event(), session.capture
+
+        def slow() -> Capture:
+            begun.set()
+            given_up.wait()
+            return capture()
+
+        monkeypatch.setattr(session, "capture", slow)
+        saving = asyncio.create_task(manager._park(session))
+        assert await asyncio.to_thread(begun.wait, 30)
+        saving.cancel()
+        await asyncio.sleep(0)
+        given_up.set()
+        await asyncio.wait({saving})
+        assert saving.cancelled()
+        await manager.call(lambda _: None)
+        assert session.settled
         await manager.stop()
 
     asyncio.run(test())

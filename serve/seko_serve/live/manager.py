@@ -484,6 +484,10 @@ class SessionManager:
             while (captured := await self.device.call(capture)) is None:
                 await asyncio.sleep(SETTLE_S)
             await self.saving.write(session, captured)
+        except asyncio.CancelledError:  # while the device's thread may have captured it
+            with suppress(DeviceEndedError):
+                await self.device.call(lambda _: session.snapshot_done())
+            raise
         except (SekoRuntimeError, StoreError, ServeError, DeviceEndedError) as error:
             _LOG.error("session %s is not saved: %s", session.name, error)
 
