@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,10 +19,13 @@ from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.sessions.scheduler import Waiting, next_call
 from seko_runtime.sessions.session import PendingResult
 from seko_serve.live.device import Device
+from seko_serve.live.manager import SessionManager
 from seko_serve.live.pace import Pace
-from seko_serve.live.session import LiveSession
+from seko_serve.live.session import Capture, LiveSession
+from seko_serve.live.workload import ServedPool
 from seko_serve.metrics import Metrics
 from seko_serve.protocol import Control
+from seko_serve.settings import Settings
 from seko_serve.store.arrays import array_table
 from seko_serve.video.content import VideoContent
 from seko_serve.video.opening import Opening
@@ -133,6 +137,63 @@ def test_a_chunk_that_may_begin_while_the_device_looks_is_not_waited_for() -> No
         await device.call(lambda _: device.add(stream))  # type: ignore[arg-type]
         assert await asyncio.to_thread(stream.requested.wait, 30)
         await device.stop()
+
+    asyncio.run(test())
+
+
+def test_an_opening_that_is_given_up_while_it_gets_a_row_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        manager = SessionManager(Settings(Path("toy")), Device(toy_opener))
+        await manager.start()
+        begun, given_up, take_row = threading.Event(), threading.Event(), manager._take_row
+
+        def slow(session: LiveSession, pool: ServedPool) -> None:
+            begun.set()
+            given_up.wait()
+            take_row(session, pool)
+
+        monkeypatch.setattr(manager, "_take_row", slow)
+        opening = asyncio.create_task(manager.open("y", Opening("a b", 0, 16.0)))
+        assert await asyncio.to_thread(begun.wait, 30)
+        opening.cancel()
+        await asyncio.sleep(0)
+        given_up.set()
+        await asyncio.wait({opening})
+        assert opening.cancelled()
+        assert await manager.call(lambda pool: pool.free) == manager.capacity
+        await manager.stop()
+
+    asyncio.run(test())
+
+
+def test_a_session_whose_saving_is_given_up_while_it_is_captured_can_be_saved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As by a server that stops while it saves a session that nobody watches any more."""
+
+    async def test() -> None:
+        manager = SessionManager(Settings(Path("toy"), snapshots=str(tmp_path / "store")), Device(toy_opener))
+        await manager.start()
+        session = await manager.open("y", Opening("a b", 0, 16.0))
+        await manager.saving.token(session)
+        begun, given_up, capture = threading.Event(), threading.Event(), session.capture
+
+        def slow() -> Capture:
+            begun.set()
+            given_up.wait()
+            return capture()
+
+        monkeypatch.setattr(session, "capture", slow)
+        saving = asyncio.create_task(manager._park(session))
+        assert await asyncio.to_thread(begun.wait, 30)
+        saving.cancel()
+        await asyncio.sleep(0)
+        given_up.set()
+        await asyncio.wait({saving})
+        assert saving.cancelled()
+        await manager.call(lambda _: None)
+        assert session.settled
+        await manager.stop()
 
     asyncio.run(test())
 

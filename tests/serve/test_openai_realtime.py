@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from urllib.parse import parse_qsl
 import av
 import numpy as np
 import pytest
+from starlette.websockets import WebSocketDisconnect
 
 from seko_runtime.speech.prompts import assemble
 from seko_serve.speech import realtime
@@ -183,6 +185,32 @@ def test_a_response_is_cancelled_and_its_row_is_free(start: Starter) -> None:
         await until(connection, "response.output_audio.delta")
 
     converse(server, test)  # which leaves while it is spoken
+    deadline = time.monotonic() + LIMIT_S
+    while server.manager.sessions:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_response_whose_client_leaves_before_its_first_sound_frees_its_row(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, left = realtime._Conversation._send, threading.Event()
+
+    async def gone(conversation: Any, kind: str, **fields: object) -> None:
+        if kind == "response.output_item.added":
+            left.set()
+            raise WebSocketDisconnect(1006)
+        await send(conversation, kind, **fields)
+
+    monkeypatch.setattr(realtime._Conversation, "_send", gone)
+    server = start(opener, lease_s=3600)
+
+    async def test(connection: Any) -> None:
+        await connection.conversation.item.create(item=item(ENDED))
+        await connection.response.create()
+        assert await asyncio.to_thread(left.wait, LIMIT_S)
+
+    converse(server, test)
     deadline = time.monotonic() + LIMIT_S
     while server.manager.sessions:
         assert time.monotonic() < deadline

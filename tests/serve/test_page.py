@@ -13,7 +13,7 @@ import pytest
 
 from seko_serve.video.content import VideoContent
 
-from .browser import Page, browser_path, open_page
+from .browser import WAIT_S, Page, browser_path, open_page
 from .conftest import Running, Starter
 from .test_controls import wav
 from .toys import talk_opener
@@ -169,6 +169,50 @@ def test_a_page_that_is_not_secure_has_sound(start: Starter, tmp_path: Path) -> 
         )
         page.until("peak() > 0.2")
         assert page.value("peak()") < 0.6  # 12,000 / 32,768
+
+
+def test_where_sound_needs_a_press_it_is_heard_from_then_on(start: Starter) -> None:
+    server = start(talk_opener)
+    with open_page("about:blank", "--autoplay-policy=document-user-activation-required") as page:
+
+        def until(expression: str) -> None:
+            """Wait as somebody who presses nothing: `Page.until` counts as a press."""
+            end = time.monotonic() + WAIT_S
+            while not page.call("Runtime.evaluate", expression=expression)["result"].get("value"):
+                assert time.monotonic() < end, expression
+                time.sleep(0.05)
+
+        page.call("Page.navigate", url=f"{server.url}/")
+        until("document.getElementById('start')?.disabled === false")
+        until(
+            "document.getElementById('prompt').value = 'a b', document.getElementById('start').click(), true"
+        )
+        until(f"{FRAMES} > 60")
+        assert server.manager.sessions
+        until("document.body.dataset.sound && document.body.dataset.heard === undefined")
+        page.press("Tab")
+        until("document.body.dataset.heard !== undefined")
+        until(f"window.stood ??= {FRAMES}")
+        until(f"{FRAMES} > stood + 30")
+
+
+def test_a_microphone_that_is_turned_off_before_it_is_allowed_stays_off(start: Starter) -> None:
+    fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+    with open_page(f"{start(talk_opener).url}/", *fake) as page:
+        page.value(
+            "window.inputs = []; window.allowed = new Promise((resolve) => { window.allow = resolve; });"
+            "const media = navigator.mediaDevices, ask = media.getUserMedia.bind(media);"
+            "media.getUserMedia = async (wanted) =>"
+            "{ await allowed; inputs.push(await ask(wanted)); return inputs.at(-1); };"
+            "true"
+        )
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        for _ in range(2):
+            page.value("document.getElementById('microphone').click(), true")
+        page.value("allow(), true")
+        page.until("inputs.length && inputs[0].getTracks().every(({ readyState }) => readyState === 'ended')")
+        assert page.value("document.getElementById('microphone').getAttribute('aria-pressed')") == "false"
 
 
 @pytest.mark.slow

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from starlette.websockets import WebSocket
 
 from seko_runtime import Session
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Control
 from seko_serve.video.content import VideoContent
+from tests.speech.toy_speech import PATCH
 
 from .browser import Page, browser_path, open_page
 from .conftest import Running, Starter
@@ -29,6 +33,7 @@ WAY = "document.querySelector('#notice #ways button')"  # the first way on where
 NO_MORE_SOCKETS = (
     "window.WebSocket = class { static OPEN = 1; readyState = 0; close() {} }; true"  # none ever opens
 )
+CHUNK = "document.getElementById('chunk').textContent"
 IS_ERROR = "document.getElementById('state').classList.contains('error')"
 
 
@@ -112,6 +117,48 @@ def test_a_session_that_is_given_up_while_it_opens_ends(start: Starter) -> None:
         assert held.calls == 1
         begin(page)
         page.until(f"{FRAMES} > 5")
+
+
+def test_a_session_that_was_given_up_leaves_the_prompts_of_the_next_one(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start(lease_s=3600)
+    known = server.manager.open
+    held = Held(known)
+    monkeypatch.setattr(server.manager, "open", held)
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        assert held.called.wait(LIMIT_S)
+        page.value(f"{WAY}.click(), true")
+        page.until(f"{STATE} === 'Ended'")
+        monkeypatch.setattr(server.manager, "open", known)
+        begin(page, "b")
+        page.until(f"{FRAMES} > 5")
+        held.release_soon()
+        assert held.ended.wait(LIMIT_S)
+        end = time.monotonic() + LIMIT_S
+        while len(server.manager.sessions) > 1:
+            assert time.monotonic() < end, "the page does not end the session that it gave up"
+            time.sleep(0.05)
+        lines = "[...document.querySelectorAll('#history button')].map((line) => line.textContent)"
+        assert page.value(lines) == ["b"]
+
+
+def test_frames_of_a_session_that_has_ended_are_none_of_the_next_one(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        held = Held(server.manager.open)
+        monkeypatch.setattr(server.manager, "open", held)
+        page.value("document.getElementById('timeline-replay').click(), true")
+        assert held.called.wait(LIMIT_S)
+        shown = page.value(f"new Promise((resolve) => {{ setTimeout(() => resolve({CHUNK}), 500); }})")
+        held.release_soon()
+        assert shown == "\N{EN DASH}"
+        page.until(f"{CHUNK} !== '\N{EN DASH}'")
 
 
 def test_a_page_of_speech_that_waits_in_line_has_one_place_however_much_is_written(start: Starter) -> None:
@@ -251,6 +298,97 @@ def test_what_is_written_while_the_connection_of_a_page_that_speaks_is_lost_is_s
         page.until(f"{STATE} === 'Listening'")
         page.value("document.getElementById('say').click(), true")
         page.until("Number(document.body.dataset.samples || 0) > 0")
+
+
+def test_a_connection_that_is_tried_again_while_it_opens_goes_on(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, may_open = WebSocket.accept, threading.Event()
+
+    async def held(socket: WebSocket, subprotocol: str | None = None) -> None:
+        await asyncio.to_thread(may_open.wait)
+        await accept(socket, subprotocol)
+
+    with open_page(f"{start().url}/") as page:
+        page.value(COUNT_SOCKETS)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        monkeypatch.setattr(WebSocket, "accept", held)
+        page.value("sockets.at(-1).close(), true")
+        page.until(f"sockets.length > 1 && {WAY}?.checkVisibility()")
+        page.value(f"{WAY}.click(), true")
+        page.until("sockets.length > 2")
+        may_open.set()
+        stood = page.value(FRAMES)
+        page.until(f"{FRAMES} > {stood} + 30")
+        assert page.value(STATE) == "Live"
+
+
+# A picture of one session, which is decoded when the next one has begun, and four pictures of that one.
+TWO_SESSIONS = """
+(async () => {
+  const worker = new Worker("page/player.js", { type: "module" });
+  const screen = new OffscreenCanvas(8, 8), drawn = new OffscreenCanvas(8, 8);
+  drawn.getContext("2d");
+  const payload = new Uint8Array(await (await drawn.convertToBlob({ type: "image/jpeg" })).arrayBuffer());
+  const begin = () => worker.postMessage({ ready: { codec: "mjpeg", width: 8, height: 8 } });
+  const give = (number) => worker.postMessage(
+    { media: { key: true, pts: number * 1000, chunk: number, first: number, last: true, payload } },
+  );
+  worker.postMessage({ canvas: screen }, [screen]);
+  begin();
+  give(90);
+  begin();
+  for (let tries = 0; tries < 20; tries += 1) await createImageBitmap(new Blob([payload], { type: "image/jpeg" }));
+  for (let number = 0; number < 4; number += 1) give(number);
+  const painted = [];
+  return new Promise((resolve) => {
+    worker.onmessage = ({ data }) => {
+      if (data.number !== undefined) painted.push(data.number);
+      if (data.shown === 3) resolve(painted);
+    };
+  });
+})()
+"""
+
+
+def test_a_picture_that_is_decoded_when_its_session_has_ended_is_not_shown_in_the_next_one(
+    start: Starter,
+) -> None:
+    with open_page(f"{start().url}/") as page:
+        assert page.value(TWO_SESSIONS) == [0, 1, 2, 3]
+
+
+FAR_AHEAD_S = 10
+# Sound counts as if so much lay between what came and what is heard.
+COMES_EARLY = (
+    "window.Punctual = WebSocket; window.WebSocket = class extends Punctual { constructor(...given) { super(...given);"
+    "this.addEventListener('message', ({ data }) => { if (typeof data === 'string') return;"
+    "const view = new DataView(data);"
+    f"view.setUint32(12, view.getUint32(12, true) + {FAR_AHEAD_S * PATCH.sample_rate}, true); }}); }} }}; true"
+)
+
+
+def test_a_page_that_speaks_goes_on_in_a_session_behind_one_that_was_not_heard_to_its_end(
+    start: Starter,
+) -> None:
+    server = start(speech_opener)
+    came = "Number(document.body.dataset.samples || 0) > {}".format
+    with open_page(f"{server.url}/") as page:
+        page.until(f"{STATE} === 'Ready'")
+        page.value(
+            "delete window.AudioDecoder"
+        )  # plain samples: a packet holds more than the toy says at once
+        page.value(COMES_EARLY)
+        page.value(r"document.getElementById('text').value = 'hallo.\n'.repeat(30), true")
+        page.value("document.getElementById('start').click(), true")
+        page.until(came(FAR_AHEAD_S * PATCH.sample_rate + 3 * PATCH.samples))
+        (session,) = server.manager.sessions
+        http(f"{server.url}/v1/sessions/{session}", "DELETE")
+        page.until(f"{STATE} === 'The session has ended: closed'")
+        page.value("document.body.dataset.samples = 0, window.WebSocket = Punctual, true")
+        page.value(f"{WAY}.click(), true")
+        page.until(came(20 * PATCH.samples))  # more than comes before anything is heard
 
 
 RATE, GREEN = (

@@ -226,7 +226,12 @@ class SessionManager:
                 with self.device.reserved_row():
                     if (preparation := content.preparation()) is not None:
                         await self.device.in_parts(preparation)
-                    await self.device.call(partial(self._take_row, session))
+                    try:
+                        await self.device.call(partial(self._take_row, session))
+                    except asyncio.CancelledError:  # while the device's thread may have given it the row
+                        with suppress(DeviceEndedError):  # and the pool with it
+                            await self.device.call(lambda _: self._free(session))
+                        raise
                 await self._add(session, None)
         finally:
             if session.name not in self.sessions:
@@ -479,6 +484,10 @@ class SessionManager:
             while (captured := await self.device.call(capture)) is None:
                 await asyncio.sleep(SETTLE_S)
             await self.saving.write(session, captured)
+        except asyncio.CancelledError:  # while the device's thread may have captured it
+            with suppress(DeviceEndedError):
+                await self.device.call(lambda _: session.snapshot_done())
+            raise
         except (SekoRuntimeError, StoreError, ServeError, DeviceEndedError) as error:
             _LOG.error("session %s is not saved: %s", session.name, error)
 

@@ -161,6 +161,7 @@ export class Connection extends EventTarget {
   get url() { return this.elsewhere ?? socketOf(this.base, this.id); }
 
   connect(entrance) {
+    if (this.socket) this.leave(this.socket); // one that still connects would take the session from this one
     const { url } = this;
     const socket = new WebSocket(url, ["seko.v1", entrance]);
     socket.binaryType = "arraybuffer";
@@ -203,9 +204,13 @@ export class Connection extends EventTarget {
 
   /** Give up a socket on which nothing comes: its close would wait for the server. */
   dropSilent(socket) {
+    this.leave(socket);
+    this.again();
+  }
+
+  leave(socket) {
     socket.onopen = socket.onmessage = socket.onclose = undefined;
     socket.close();
-    this.again();
   }
 
   /** Connect again after a while, unless the session has ended; a gateway says first which server has it. */

@@ -4,6 +4,7 @@ const MOST_LATE_US = 100_000; // behind this a clock of its own stands still, so
 let canvas, context, decoder, codec = "", copying = false;
 let frames = []; // decoded and not painted: { image, pts, chunk, last, number }
 let waiting = []; // what the decoder was given: { pts, chunk, last, number }
+let session = 0; // counts those that began
 let painted = 0, newest = -1, needsKey = true, timer;
 let zero; // the worker's time, in microseconds, at which frame 0 was due
 let heard; // of the sound: { pts, at, running }
@@ -31,6 +32,7 @@ self.onmessage = ({ data }) => {
 /** Begin a session; `again`: its socket is back, and the frames go on behind those that came. */
 function begin(ready, again) {
   if (!again) {
+    session += 1;
     for (const { image } of frames) image.close();
     [frames, waiting, newest, painted, zero, heard] = [[], [], -1, 0, undefined, undefined];
     [canvas.width, canvas.height] = [ready.width, ready.height];
@@ -47,24 +49,31 @@ function begin(ready, again) {
   decoder.configure({ codec: DECODERS[codec], optimizeForLatency: true });
 }
 
-async function take(media) {
+function take(media) {
   if (needsKey && !media.key) return;
   needsKey = false;
   const facts = { pts: media.pts, chunk: media.chunk, last: media.last, number: media.first };
   if (codec === "mjpeg") {
-    decoded(await createImageBitmap(new Blob([media.payload], { type: "image/jpeg" })), facts);
+    drawn(new Blob([media.payload], { type: "image/jpeg" }), facts);
   } else if (codec === "rgb24") {
     const pixels = new Uint8ClampedArray(canvas.width * canvas.height * 4).fill(255);
     for (let at = 0, from = 0; from < media.payload.length; at += 4, from += 3) {
       pixels.set(media.payload.subarray(from, from + 3), at);
     }
-    decoded(await createImageBitmap(new ImageData(pixels, canvas.width, canvas.height)), facts);
+    drawn(new ImageData(pixels, canvas.width, canvas.height), facts);
   } else {
     waiting.push(facts);
     decoder.decode(new EncodedVideoChunk({
       type: media.key ? "key" : "delta", timestamp: media.pts, data: media.payload,
     }));
   }
+}
+
+/** Make a frame of a picture, unless another session begins meanwhile. */
+async function drawn(picture, facts) {
+  const mine = session, image = await createImageBitmap(picture);
+  if (mine === session) decoded(image, facts);
+  else image.close();
 }
 
 function decoded(image, facts) {

@@ -2,6 +2,7 @@
 const DECODERS = { opus: "opus", aac: "mp4a.40.2" };
 export const VOICE_RATE = 16_000;
 const PIECE = 1_600; // samples of a microphone in one message: 0.1 s
+const KEPT_MS = 1000; // where nobody has pressed anything for so long, what came before sound begins is in the past
 
 /** Return the sound codecs that this page can play, the best first; none where a page is not secure. */
 export async function playable() {
@@ -37,8 +38,20 @@ export class Sound {
       const at = (performance.timeOrigin + performance.now()) * 1000;
       this.onclock({ pts: data.pts - latency, at, running: data.running }, data.peak);
     };
-    await this.context.resume();
+    await this.begin();
     if (this.facts.codec in DECODERS) this.reset();
+  }
+
+  /** Begin to run; a browser may let nothing be heard until somebody presses something. */
+  async begin() {
+    const late = setTimeout(() => { this.late = !navigator.userActivation?.hasBeenActive; }, KEPT_MS);
+    const press = () => { this.context.resume(); };
+    for (const kind of ["click", "keydown"]) document.addEventListener(kind, press);
+    await this.context.resume();
+    for (const kind of ["click", "keydown"]) document.removeEventListener(kind, press);
+    clearTimeout(late);
+    this.past = this.late ? this.next : 0;
+    this.late = false;
   }
 
   reset() {
@@ -58,8 +71,10 @@ export class Sound {
 
   async take(media) {
     if (media.first + media.count <= (this.next ?? 0)) return; // a restarted server makes chunks again
-    this.next = media.first + media.count;
+    const next = this.next = media.first + media.count;
+    if (this.late) return;
     await this.opened;
+    if (next <= this.past) return;
     if (this.facts.codec === "pcm") {
       const view = new DataView(media.payload.buffer, media.payload.byteOffset, media.payload.byteLength);
       const samples = Float32Array.from({ length: media.count }, (_, at) => view.getInt16(2 * at, true) / 32768);
@@ -98,14 +113,17 @@ export class Microphone {
     this.context = new AudioContext({ sampleRate: VOICE_RATE });
     await this.context.audioWorklet.addModule(new URL("./speaker.js", import.meta.url));
     this.node = new AudioWorkletNode(this.context, "listener", { processorOptions: { piece: PIECE } });
+    if (this.stopped) { await this.stop(); return; }
     this.node.port.onmessage = ({ data }) => send(whole(data));
     new MediaStreamAudioSourceNode(this.context, { mediaStream: this.input }).connect(this.node);
   }
 
   async stop() {
-    if (this.node) this.node.port.onmessage = null; // a piece that is under way would begin another voice
-    for (const track of this.input?.getTracks() ?? []) track.stop();
-    await this.context?.close();
+    this.stopped = true;
+    if (!this.node) return; // `start` calls this again
+    this.node.port.onmessage = null; // a piece that is under way would begin another voice
+    for (const track of this.input.getTracks()) track.stop();
+    await this.context.close();
   }
 }
 

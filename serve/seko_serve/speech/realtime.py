@@ -297,7 +297,11 @@ class _Conversation:
         speech = Speech(response.text, file, manifest, response.settings.most)
         speech.text_tokens = await self._manager.device.in_background(speech.tokens_in)
         session = await self._speaker.opened(self._tenant, opening, _stays)
-        async with aclosing(self._speaker.parts(session, speech)) as parts:
+        # The session ends also if its client leaves before the first part is asked for.
+        async with (
+            self._speaker.closing(session),
+            aclosing(self._speaker.parts(session, speech)) as parts,
+        ):
             item = {**message_item(response.item, "assistant", {}, "in_progress"), "content": []}
             response.begun = True
             await self._send("response.output_item.added", response_id=response.id, output_index=0, item=item)

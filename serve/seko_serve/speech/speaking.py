@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -135,7 +136,7 @@ class Speaker:
 
     async def parts(self, session: LiveSession, speech: Speech) -> AsyncGenerator[bytes]:
         """Yield the parts of the sound file while the text is spoken, then end the session."""
-        try:
+        async with self.closing(session):
             connection = session.viewer.enter()
             session.attach(connection, lambda: "", None, AHEAD, (Codec.PCM,))
             session.control(Control("text", "", {"text": speech.text, "last": True}))
@@ -151,6 +152,12 @@ class Speaker:
             speech.cut |= cast(SpeechContent, session.content).cut
             if part := speech.file.close():
                 yield part
+
+    @asynccontextmanager
+    async def closing(self, session: LiveSession) -> AsyncIterator[None]:
+        """Context manager at whose end a session ends."""
+        try:
+            yield
         finally:  # in a task of its own: a client that leaves cancels this one, at each of its waits
             closing = asyncio.create_task(self._manager.close(session))
             self._closing.add(closing)

@@ -14,7 +14,7 @@ let model, connection, sound, voice, begun = false, trying;
 let sent = ""; // of the text: what the server has
 let written; // when the piece was sent whose sound has not come
 let samples = 0, started = false;
-const waiting = []; // chunks that came and were not heard: { chunk, end } in microseconds
+let waiting = []; // chunks that came and were not heard: { chunk, end } in microseconds
 const bars = [];
 
 const stage = new Stage(() => true); // who writes needs what is there
@@ -100,7 +100,7 @@ async function enter(signal) {
 
 /** Take what a connection tells, for as long as it is the page's own. */
 function listen(mine) {
-  [sent, samples, started, begun] = ["", 0, false, false];
+  [sent, samples, started, begun, written, waiting] = ["", 0, false, false, undefined, []];
   mine.addEventListener("media", ({ detail: { media } }) => { if (mine === connection) heard(media); });
   mine.addEventListener("told", ({ detail }) => { if (mine === connection) told(detail); });
   mine.addEventListener("lost", ({ detail }) => {

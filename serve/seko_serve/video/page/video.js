@@ -282,6 +282,7 @@ async function enter(prompt, signal) {
     connection = trial;
     try {
       await trial.open(session, hello, place);
+      if (connection !== trial) return; // it was given up meanwhile
       picturesSent = JSON.stringify(pictures());
       timeline.begin(session.seed, prompt);
     } catch (error) {
@@ -431,9 +432,9 @@ function heed(data) {
   if (data.failed) broken = `This browser cannot decode the video: ${data.failed}`;
   if (data.first !== undefined && !paused) sound?.start();
   if (data.copy) recorder ? recorder.add(data.copy) : data.copy.close();
-  if (data.shown !== undefined) connection?.send("ack", { chunk: data.shown });
+  if (!begun) return; // frames of a session that has ended
+  if (data.shown !== undefined) connection.send("ack", { chunk: data.shown });
   if (data.painted === undefined) return;
-  if (!connection) return; // frames of a session that has ended
   const now = lastPainted = performance.now();
   times.push(now);
   measure();
@@ -568,11 +569,11 @@ find("microphone").onclick = () => attempted(async () => {
     microphone = undefined;
     connection?.send("audio_end");
   } else {
-    microphone = new Microphone();
+    const mine = microphone = new Microphone();
     try {
-      await microphone.start((samples) => { if (!paused) connection?.sendVoice(samples); });
+      await mine.start((samples) => { if (!paused) connection?.sendVoice(samples); });
     } catch (error) {
-      microphone = undefined;
+      if (microphone === mine) microphone = undefined;
       throw new Error(`The microphone cannot be used: ${error.message}`);
     }
   }
