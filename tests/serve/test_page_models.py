@@ -164,9 +164,13 @@ def test_a_world_plays_in_order_moves_as_keys_say_and_changes_with_the_sentence(
         page.value("document.getElementById('change').value = 'cut'")
         write(page, "a yellow triangle on a dark blue background")
         # The time to the picture that the page shows may still be that of a key.
-        page.until("document.querySelectorAll('#history li').length === 2 && !document.querySelector('.waiting')")
+        page.until(
+            "document.querySelectorAll('#history li').length === 2 && !document.querySelector('.waiting')"
+        )
         chunk = "Number(document.getElementById('chunk').textContent)"
-        page.until(f"{chunk} >= {page.value(chunk)} + 4")  # at most 2 are on the way; 2 further ones follow it
+        page.until(
+            f"{chunk} >= {page.value(chunk)} + 4"
+        )  # at most 2 are on the way; 2 further ones follow it
         picture = page.pixels()
         assert share(picture, yellow) > 0.05
         assert share(picture, purple) < 0.01
