@@ -75,7 +75,7 @@ def make_key(output_path: Path, passphrase: bytes | None = None) -> KeyPair:
         If a file cannot be written.
     """
     serialization, ed25519 = _library()
-    public = output_path.with_name(output_path.name + ".pub")
+    public = Path(f"{output_path}.pub")
     for path in (output_path, public):
         if os.path.lexists(path):
             raise UsageError(f"{path} exists already, and keys are never replaced; choose another -o")

@@ -298,6 +298,8 @@ def _open_safetensors(path: Path, layout: Layout) -> tuple[tuple[TensorSource, .
 def _mapped(path: Path) -> Any:
     try:
         return safe_open(str(path), framework="pt", device="cpu")
+    except SafetensorError as fault:  # of a name that torch does not take; the header was read
+        raise CheckpointNotFoundError(f"{path} cannot be mapped: {shown(str(fault))}; rename it") from fault
     except RuntimeError as fault:
         raise _unmapped(path, fault) from fault
 

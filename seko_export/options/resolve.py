@@ -114,6 +114,8 @@ def resolve_build(
         lora_partial=options.lora_partial,
     )
     weights = sample.checkpoint if sample and options.checkpoint is None else options.checkpoint
+    if weights is None and options.entry is not None:
+        raise UsageError(f"--entry {options.entry}: random weights have no entries; leave it out")
     return ResolvedBuild(config, weights, media.files, tuple(notes), load_options)
 
 

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from seko_export.engines.kernel_table import examine_kernels
-from seko_export.errors import ExportError
+from seko_export.errors import ExportError, UsageError
 from seko_export.host import environment
 from seko_export.host.child_process import run_child
 from seko_export.tools.inspection import bench_artifact, inspect_artifact, verify_artifact
 from seko_runtime.errors import SekoRuntimeError
+from seko_runtime.format.disk_faults import disk_faults
+from seko_runtime.format.whole_files import check_file_place, is_inside, whole_file
 
 REPORT, CLIP = "report.json", "clip.mp4"
 
@@ -50,7 +52,14 @@ def write_report(artifact: Path | Callable[[], Path], output: Path, chunks: int)
     ------
     ArtifactError
         If an artifact that was given is damaged or cannot be read; then nothing is written.
+    UsageError
+        If the archive is inside the artifact that was given, or a folder is at its path.
+    DiskError
+        If the archive cannot be written.
     """
+    if isinstance(artifact, Path) and is_inside(output, artifact):
+        raise UsageError(f"-o {output} lies inside the artifact, which it would spoil; choose another place")
+    check_file_place(output)
     found: dict[str, Any] = {
         "machine": environment.report([*environment.examine(), examine_kernels()]) | _machine()
     }
@@ -66,7 +75,12 @@ def write_report(artifact: Path | Callable[[], Path], output: Path, chunks: int)
         if given is not None:
             _examine(found, given, clip, chunks)
         text = _anonymous(json.dumps(found, indent=1, default=str), _names(given, Path(folder)))
-        with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
+        with disk_faults(output):
+            output.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            whole_file(output, replace=True) as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+        ):
             archive.writestr(REPORT, text)
             if clip.is_file():
                 archive.write(clip, CLIP)

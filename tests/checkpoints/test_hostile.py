@@ -262,6 +262,12 @@ def test_a_file_larger_than_the_kernel_maps(
         load_checkpoint(path, model)
 
 
+def test_a_name_that_cannot_be_mapped(write: Callable[..., Path], model: ModelConfig) -> None:
+    path = write("wan")
+    odd = path.rename(path.with_name(os.fsdecode(b"not\xffutf8.safetensors")))
+    assert "not valid UTF-8" in str(refusal(odd, model, errors.CheckpointNotFoundError))
+
+
 def test_a_pt_larger_than_the_kernel_maps(
     write: Callable[..., Path], model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

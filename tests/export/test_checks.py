@@ -205,6 +205,11 @@ def test_random_weights_beside_others_are_refused():
             BuildOptions(preset=preset, random_weights=3)
 
 
+def test_random_weights_have_no_entries():
+    with pytest.raises(UsageError, match="--entry generator"):
+        resolved("tiny", entry="generator")
+
+
 def test_the_seed_decides_the_weights():
     model, name = resolved("tiny").config.model, "blocks.0.ffn.0.weight"
     zero, again, seven = (load_checkpoint(None, model, LoadOptions(seed=seed))[name] for seed in (0, 0, 7))

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from seko_export.errors import MachineError
-from seko_export.tools.field_report import CLIP, REPORT
+from seko_export.tools.field_report import CLIP, REPORT, write_report
+from seko_runtime.errors import DiskError
 from tests.conftest import Built
 
 
@@ -52,10 +53,29 @@ def test_what_fails_is_told_and_the_rest_is_there(
     assert found["verify"]["ok"]
 
 
+def test_an_archive_inside_the_artifact_is_refused(tmp_path: Path, invoke: Callable[..., Any]) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    done = invoke("report", str(tmp_path), "-o", str(tmp_path / "manifest.json"))
+    assert done.exit_code == 2
+    assert "lies inside the artifact" in done.stderr
+
+
+def test_an_archive_that_cannot_be_written_is_told_before_a_build(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskError, match="Not a directory"):
+        write_report(lambda: pytest.fail("was built"), tmp_path / "file" / "report.zip", 1)
+
+
+def test_an_archive_is_written_into_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seko_export.tools.field_report._examine", lambda *_: None)
+    write_report(tmp_path, tmp_path.with_name("new") / "report.zip", 1)
+    assert zipfile.is_zipfile(tmp_path.with_name("new") / "report.zip")
+
+
 def test_no_artifact_writes_no_archive(tmp_path: Path, invoke: Callable[..., Any]) -> None:
-    done = invoke("report", str(tmp_path), "-o", str(tmp_path / "report.zip"))
+    done = invoke("report", str(tmp_path), "-o", str(tmp_path.with_name("report.zip")))
     assert done.exit_code == 4
-    assert not (tmp_path / "report.zip").exists()
+    assert not tmp_path.with_name("report.zip").exists()
 
 
 def test_without_an_artifact_the_sample_is_built_first(

@@ -102,6 +102,13 @@ def test_the_users_own_options_stay() -> None:
     assert (found.kv, found.fp4_kv, found.decode_frames) == ("int8", False, 3)
 
 
+def test_a_cache_that_shall_stay_on_the_gpu_stays_there() -> None:
+    moved = fit(BuildOptions(preset="self-forcing-1.3b", fit="12GB"), 12 * GB, planned)
+    assert moved.options.offload_cache
+    stays = fit(BuildOptions(preset="self-forcing-1.3b", fit="12GB", offload_cache=False), 12 * GB, planned)
+    assert stays.options.offload_cache is False
+
+
 def test_too_little_is_refused_with_what_would_fit(sizes: dict[str, int]) -> None:
     asked = BuildOptions(preset="self-forcing-1.3b", fit="little")
     with pytest.raises(UsageError) as refused:

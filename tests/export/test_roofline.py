@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from seko_export import BuildOptions
+from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.media.wan_vae.config import WanVaeConfig
@@ -320,6 +321,26 @@ def test_passes_are_counted():
     two, four = (predict(wished(S1_WISH, steps=steps)) for steps in (2, 4))
     assert (two["passes"], four["passes"]) == (2, 4)
     assert four["chunk_s"] / two["chunk_s"] == pytest.approx(5 / 3, rel=0.01)
+
+
+def test_a_number_of_passes_leaves_the_sampler():
+    asked = BuildOptions(preset="tiny", sampler="unipc")
+    usual = predict(PlanRequest(asked, "h200"))
+    counted = predict(PlanRequest(asked, "h200", steps=usual["passes"]))
+    assert counted["peak_bytes"] == usual["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"preset": "tiny", "timesteps": (1000.0, 500.0)}, "--timesteps"),
+        ({"preset": "tiny", "first_timesteps": (1000.0, 500.0)}, "--first-timesteps"),
+        ({"preset": "rolling-forcing-1.3b"}, "--rolling"),
+    ],
+)
+def test_a_number_of_passes_beside_options_that_say_it(options, named):
+    with pytest.raises(UsageError, match=f"--steps 3 contradicts {named}"):
+        predict(PlanRequest(BuildOptions(**options), "h200", steps=3))
 
 
 def test_the_table_tells_of_a_cache_a_pass():

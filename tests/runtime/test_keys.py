@@ -32,6 +32,8 @@ def test_keys(tmp_path):
     assert read_trust(pair.public) == Trust({pair.key: "key"}, None, frozenset())
     with pytest.raises(ExportUsageError, match="keys are never replaced"):
         make_key(tmp_path / "new" / "key")
+    with pytest.raises(ExportUsageError, match="keys are never replaced"):
+        make_key(Path())
     assert make_key(tmp_path / "other").key != pair.key
 
 

@@ -303,6 +303,7 @@ def test_a_folder_is_recognised_and_its_model_named(tmp_path: Path) -> None:
         ({"positions": 10**6}, "has 2048 at most"),
         ({"prefill": (64, 32)}, "rising numbers"),
         ({"read_lengths": (32,)}, "the last must be --positions 2048"),
+        ({"steps": 1025}, "--steps 1025: expected at most 1024"),
         ({"steps": 1}, "at least 2"),
         ({"sessions": 2, "batch": (1, 4)}, "from 1 to 2"),
         ({"backend": "tensorrt"}, "makes engines for the workload video"),

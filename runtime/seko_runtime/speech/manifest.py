@@ -27,6 +27,7 @@ MAX_GUIDANCE, MAX_TEMPERATURE = (
     2.0,
 )  # as a session takes them: far beyond, the solver's numbers overflow
 MAX_POSITIONS = 1 << 20  # of one session
+MAX_STEPS = 1024  # of the solver, for a patch
 _LENGTHS = Limit("MAX_BUCKETS", "lengths")
 
 
@@ -101,8 +102,8 @@ class Solver:
         Default standard deviation of the noise from which a patch is made.
     """
 
-    steps: Annotated[int, Within(2, 1024)]
-    moving_steps: Annotated[int, Within(1, 1023)]
+    steps: Annotated[int, Within(2, MAX_STEPS)]
+    moving_steps: Annotated[int, Within(1, MAX_STEPS - 1)]
     guidance: float
     temperature: float = 1.0
 

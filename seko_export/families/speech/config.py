@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from seko_export.config.build import BuildConfig, ModelIdentity, WorkloadConfig
 from seko_export.config.pool import PoolConfig, with_commas
 from seko_export.errors import UsageError
+from seko_runtime.speech.manifest import MAX_STEPS
 
 if TYPE_CHECKING:  # a model's dimensions are looked at before torch is loaded
     from seko_runtime.speech.manifest import Patch, VoiceEncoder
@@ -90,6 +91,8 @@ class SpeechConfig(WorkloadConfig):
             raise UsageError(
                 f"--steps {self.steps}: expected at least 2, as the first solver step has no velocity"
             )
+        if self.steps > MAX_STEPS:
+            raise UsageError(f"--steps {self.steps}: expected at most {MAX_STEPS}")
         for option, lengths in (("--read-lengths", self.read_lengths), ("--prefill", self.prefill_tokens)):
             rising = all(low < high for low, high in pairwise((1, *lengths)))
             if not lengths or not rising or lengths[-1] > self.positions:

@@ -220,7 +220,7 @@ def _asked(options: BuildOptions, saving: Saving) -> bool:
     """Return whether the user's options already decide what a saving would."""
     if "fp4_kv" in saving.fields:
         return options.fp4_kv or options.kv is not None
-    return any(getattr(options, name) not in (None, False) for name in saving.fields)
+    return any(getattr(options, name) != getattr(BuildOptions, name) for name in saving.fields)
 
 
 def _with(options: BuildOptions, savings: Sequence[Saving]) -> BuildOptions:

@@ -172,10 +172,25 @@ def config_of(request: PlanRequest) -> tuple[VideoBuild, list[str]]:
     ):
         built = built.changed(image=ClipConfig())
     if request.steps is not None:
+        asked = request.build
+        for option, value in (
+            ("--timesteps", asked.timesteps),
+            ("--first-timesteps", asked.first_timesteps),
+            ("--sigmas", asked.sigmas),
+            ("--renoise-sigmas", asked.renoise_sigmas),
+            ("--rolling", built.workload.stream.rolling or None),
+        ):
+            if value is not None:
+                raise UsageError(
+                    f"--steps {request.steps} contradicts {option}, which says the passes: leave --steps out"
+                )
         # only the number of passes matters here, not their timesteps
         shift = built.workload.schedule.shift or 1.0
         schedule = Schedule(
-            warped_timesteps(request.steps, shift), built.workload.schedule.context_timestep, shift
+            warped_timesteps(request.steps, shift),
+            built.workload.schedule.context_timestep,
+            shift,
+            sampler=built.workload.schedule.sampler,
         )
         built = built.changed(schedule=schedule)
     return built, notes
