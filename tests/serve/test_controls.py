@@ -18,10 +18,9 @@ import pytest
 
 from seko_runtime.controls.fitting import cover_pictures
 from seko_runtime.controls.poses import framewise
-from seko_runtime.controls.recording import read_recording
+from seko_runtime.controls.recording import as_json, read_recording
 from seko_serve.client import AsyncClient
 from seko_serve.protocol import Codec, Control, Media
-from seko_serve.store.arrays import array_table
 from seko_serve.video.content import VideoContent
 from seko_serve.video.opening import Opening, opening_of
 from tests.runtime import toy_pool, toy_whole
@@ -342,7 +341,7 @@ def test_a_session_that_goes_on_begins_again_with_its_picture() -> None:
         with begun.open(pool, "one", "tenant") as row, pool.open_session(prompt=PROMPT) as plain:
             first = row.run_chunk().to_host().copy()
             assert not np.array_equal(first, plain.run_chunk().to_host())
-            state = json.loads(json.dumps(begun.state(), default=array_table))
+            state = json.loads(json.dumps(as_json(begun.state())))
             following = VideoContent(pool.manifest, Opening.of_state(state["opening"]))
             following.load(row, state)
             following.apply(row, Control("restart", "1", {}))

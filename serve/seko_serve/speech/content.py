@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.controls.recording import of_json
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingResult
 from seko_runtime.speech.local_rows import Patch
@@ -22,7 +23,6 @@ from seko_serve.live.track import SoundTrack
 from seko_serve.media import sound
 from seko_serve.protocol import Codec, Control, Media
 from seko_serve.speech.opening import SpeechOpening
-from seko_serve.store.arrays import arrays_of
 
 MAX_LETTERS_AHEAD = 20_000
 
@@ -192,9 +192,9 @@ class SpeechContent:
 
     def load(self, row: SpeechSession, state: Mapping[str, Any]) -> None:
         """Continue from a value that `state` returned."""
-        row.voice = Voice(**arrays_of(state["voice"]), text=str(state["voice_text"]))
+        row.voice = Voice(**of_json(state["voice"]), text=str(state["voice_text"]))
         said, present = state["said_texts"]
-        row.said = Said(**arrays_of(state["said"]), text=str(said), present=str(present))
+        row.said = Said(**of_json(state["said"]), text=str(said), present=str(present))
         self._text.load(state["text"])
         self._row, self._speaking = row, bool(state["speaking"])
 

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from seko_serve.store.arrays import array_table
+from seko_runtime.controls.recording import as_json
 from seko_serve.store.base import (
     SESSION,
     Content,
@@ -328,7 +328,7 @@ class SavedSessions:
 
     def _pieces(self, names: Sequence[str], saved: Saved) -> list[Content]:
         table = {"state": saved.state, "messages": [len(message) for message in saved.messages]}
-        head = json.dumps(table, separators=(",", ":"), allow_nan=False, default=array_table).encode()
+        head = json.dumps(as_json(table), separators=(",", ":"), allow_nan=False).encode()
         if len(head) > MAX_HEAD_BYTES:
             raise StoreError(
                 f"the server's part of a snapshot has {len(head)} bytes, at most {MAX_HEAD_BYTES}"

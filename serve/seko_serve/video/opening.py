@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from seko_runtime import VideoManifest
 from seko_runtime.controls import Controls, controls_of
 from seko_runtime.controls.pictures import LAST_S
+from seko_runtime.controls.recording import of_json
 from seko_runtime.errors import UsageError
 from seko_serve.errors import MAX_NAME_LETTERS, ServeError
 from seko_serve.http.openings import check_opening
 from seko_serve.media import uploads
 from seko_serve.protocol import MAX_PROMPT_LETTERS, whole_seed
-from seko_serve.store.arrays import array_of, arrays_of
 from seko_serve.video.facts import asked_pictures, speakers_of
 
 LEAST_FPS, MAX_FPS = 1.0, 240.0
@@ -87,13 +87,12 @@ class Opening:
         """Return the conditions from a value that `state` returned; KeyError, TypeError or ValueError if the value is
         invalid.
         """
-        voice = state["voice"]
         return cls(
             None,
             int(state["seed"]),
             float(state["fps"]),
-            inputs=arrays_of(state["inputs"]),
-            voice=None if voice is None else array_of(voice),
+            inputs=of_json(state["inputs"]),
+            voice=of_json(state["voice"]),
         )
 
 
