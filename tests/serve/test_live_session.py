@@ -15,10 +15,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from seko_runtime.controls.recording import as_json
 from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.sessions.scheduler import Waiting, next_call
 from seko_runtime.sessions.session import PendingResult
 from seko_serve.live.device import Device
+from seko_serve.live.encoding import MadeChunk
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.pace import Pace
 from seko_serve.live.session import Capture, LiveSession
@@ -26,7 +28,6 @@ from seko_serve.live.workload import ServedPool
 from seko_serve.metrics import Metrics
 from seko_serve.protocol import Control
 from seko_serve.settings import Settings
-from seko_serve.store.arrays import array_table
 from seko_serve.video.content import VideoContent
 from seko_serve.video.opening import Opening
 from tests.runtime import toy_pool
@@ -222,6 +223,18 @@ def test_a_control_that_the_server_cannot_apply_is_not_the_clients_fault(
     assert rejected["message"].startswith(words)
 
 
+def test_a_chunk_that_cannot_be_encoded_leaves_the_row_to_the_devices_thread() -> None:
+    """Which may be in a call with it."""
+    loop, content = asyncio.new_event_loop(), VideoContent(toy_pool.pool_manifest(), Opening("a b", 0, 16.0))
+    with ThreadPoolExecutor(1) as workers:
+        session = LiveSession("x", "y", content, loop, workers, lambda: None, Metrics())
+        session.row = row = cast("Any", Row())
+        session._encoder.add(MadeChunk(0, cast("Any", None), ()))  # None cannot be read
+    loop.close()
+    assert session.end is not None
+    assert session.row is row
+
+
 def steered(control: Control | None, *, asked: bool = False, saved: bool = False) -> list[np.ndarray]:
     """Video frames of two chunks of a stream behind two others, with a control between; ``asked``: the first of the
     two was requested before the control came, ``saved``: and the session was saved and loaded in between."""
@@ -241,7 +254,7 @@ def steered(control: Control | None, *, asked: bool = False, saved: bool = False
         if asked:
             content.ask(row, 0.0)
         if saved:
-            state = json.loads(json.dumps(content.state(), default=array_table))
+            state = json.loads(json.dumps(as_json(content.state())))
             content = VideoContent(pool.manifest, content.opening)
             content.load(row, state)
         if control is not None:
