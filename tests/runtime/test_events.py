@@ -229,6 +229,24 @@ def test_a_session_is_recorded_from_its_beginning() -> None:
             session.replay(read_line({"chunk": 0, "restart": {"sed": 3}}))
 
 
+@pytest.mark.parametrize("numbers", [0, 10, 400, 900, 1200, 4000])
+def test_a_recording_is_never_longer_than_can_be_read(
+    numbers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seko_runtime.controls.recording.MAX_EVENT_BYTES", 3000)
+    recording, file = Recording({"seed": 3}), tmp_path / "events.jsonl"
+    for _ in range(2):
+        recording.heard("voice", {"samples": np.zeros(numbers, np.uint8)})
+        recording.chunks += 1
+    if numbers > 1000:
+        for whole in (recording.text, lambda: recording.entries):
+            with pytest.raises(UsageError, match="more has happened than a recording"):
+                whole()
+    else:
+        file.write_text(recording.text())
+        assert len(read_recording(file, "--events")) == 4
+
+
 def read_line(table: dict[str, Any]) -> Any:
     from seko_runtime.controls.recording import _entry_of
 

@@ -321,11 +321,15 @@ def test_a_recorded_session_is_played_again_to_the_same_bytes(start: Starter, tm
     run(test, server)
 
 
-def test_a_session_that_is_not_recorded_says_so(start: Starter) -> None:
+@pytest.mark.parametrize("record", [False, True], ids=["not asked for", "too long"])
+def test_a_session_that_is_not_recorded_says_so(
+    record: bool, start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seko_runtime.controls.recording.MAX_EVENT_BYTES", 10)
     server = start(world_opener)
 
     async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, record=record)
         with pytest.raises(HTTPError, match="409"):
             await asyncio.to_thread(urlopen, f"{server.url}/v1/sessions/{client.ready['session']}/events")
         await client.close()

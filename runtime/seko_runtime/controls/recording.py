@@ -19,6 +19,7 @@ from seko_runtime.format.json_fields import parse_json
 from seko_runtime.host.faults import fault_text
 
 MAX_EVENT_BYTES = 64 << 20  # of a file of events
+_LAST_BYTES = 100  # most of a recording's last line
 # What a recording says of its session's beginning, by the arguments of `open_session`.
 OPENING = ("seed", "prompt", "text", "image", "conditioning_latents", "reference", "inputs")
 CHUNK_INPUTS = "chunk_inputs"  # of an entry: inputs that the next chunk alone was given
@@ -173,30 +174,55 @@ class Recording:
 
     def __init__(self, begin: Mapping[str, Any]) -> None:
         self.chunks = 0  # made since the recording began
-        self._entries: list[Entry] = [Entry(0, "begin", copied(begin))]
+        self._lines: list[str] = []
+        self._bytes = 0  # of the lines
+        self._add(Entry(0, "begin", copied(begin)))
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """What has happened so far, in order; the first entry has what the session began with."""
-        return tuple(self._entries)
+        """What has happened so far, in order; the first entry has what the session began with. UsageError as `text`."""
+        self._check_whole()
+        return tuple(_entry_of(of_json(json.loads(line))) for line in self._lines)
 
     def note(self, what: str, event: Event) -> None:
         """Record a change of the session."""
-        self._entries.append(Entry(self.chunks, what, copied(event)))
+        self._add(Entry(self.chunks, what, copied(event)))
 
     def heard(self, control: str, event: Event) -> None:
         """Record an event that a control has taken."""
-        self._entries.append(Entry(self.chunks, "event", copied(event), control))
+        self._add(Entry(self.chunks, "event", copied(event), control))
 
     def text(self) -> str:
-        """Return the recording as JSON, a line for each entry; `read_recording` reads it."""
-        lines = []
-        for entry in (*self._entries, Entry(self.chunks, "end", {})):
-            table = {"chunk": entry.chunk, entry.what: entry.event}
-            if entry.control:
-                table["control"] = entry.control
-            lines.append(json.dumps(as_json(table), separators=(",", ":"), allow_nan=False) + "\n")
-        return "".join(lines)
+        """Return the recording as JSON, a line for each entry; `read_recording` reads it.
+
+        Raises
+        ------
+        UsageError
+            If more has happened than `MAX_EVENT_BYTES` hold, such as minutes of an input video. Such a recording keeps
+            nothing.
+        """
+        self._check_whole()
+        return "".join((*self._lines, _line_of(Entry(self.chunks, "end", {}))))
+
+    def _add(self, entry: Entry) -> None:
+        if self._bytes > MAX_EVENT_BYTES:
+            return
+        line = _line_of(entry)
+        self._bytes += len(line)  # ASCII
+        self._lines.append(line)
+        if self._bytes > MAX_EVENT_BYTES - _LAST_BYTES:
+            self._bytes, self._lines = MAX_EVENT_BYTES + 1, []
+
+    def _check_whole(self) -> None:
+        if self._bytes > MAX_EVENT_BYTES:
+            raise UsageError(f"more has happened than a recording of {MAX_EVENT_BYTES >> 20} MiB holds")
+
+
+def _line_of(entry: Entry) -> str:
+    table = {"chunk": entry.chunk, entry.what: entry.event}
+    if entry.control:
+        table["control"] = entry.control
+    return json.dumps(as_json(table), separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def read_recording(path: Path, option: str) -> list[Entry]:

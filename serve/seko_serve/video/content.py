@@ -137,13 +137,17 @@ class VideoContent:
         return {} if taker is None else {"video_in": taker.describe()["frames"]}
 
     def recording(self) -> str:
-        """Return what has happened to the session, as lines of JSON; ServeError if it is not recorded."""
+        """Return what has happened to the session, as lines of JSON; ServeError if it is not recorded, or if more has
+        happened than a recording holds."""
         if self._recording is None:
             raise ServeError(
                 "conflict",
                 "the session is not recorded: open it with record, and read this before another process has it",
             )
-        return self._recording.text()
+        try:
+            return self._recording.text()
+        except UsageError as error:
+            raise ServeError("conflict", str(error)) from None
 
     # -- the device's thread -----------------------------------------------------------------------------------
 
