@@ -22,6 +22,17 @@ from websockets.sync.client import ClientConnection, connect
 NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
 LEFT = ("navigated or closed", "context was destroyed", "Cannot find default execution context")
 START_S, WAIT_S = 120.0, 120.0
+# A browser that gives no microphone and no camera before `allow()` is called.
+HELD_DEVICES = """
+window.inputs = [];
+window.allowed = new Promise((resolve) => { window.allow = resolve; });
+(() => {
+  const media = navigator.mediaDevices, ask = media.getUserMedia.bind(media);
+  media.getUserMedia = async (wanted) => { await allowed; inputs.push(await ask(wanted)); return inputs.at(-1); };
+  return true;
+})()
+"""
+ALL_INPUTS_ENDED = "inputs.length && inputs.every((input) => input.getTracks().every(({ readyState }) => readyState === 'ended'))"
 
 
 def browser_path() -> str | None:

@@ -13,7 +13,7 @@ import pytest
 
 from seko_serve.video.content import VideoContent
 
-from .browser import WAIT_S, Page, browser_path, open_page
+from .browser import ALL_INPUTS_ENDED, HELD_DEVICES, WAIT_S, Page, browser_path, open_page
 from .conftest import Running, Starter
 from .test_controls import wav
 from .toys import talk_opener
@@ -199,19 +199,13 @@ def test_where_sound_needs_a_press_it_is_heard_from_then_on(start: Starter) -> N
 def test_a_microphone_that_is_turned_off_before_it_is_allowed_stays_off(start: Starter) -> None:
     fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
     with open_page(f"{start(talk_opener).url}/", *fake) as page:
-        page.value(
-            "window.inputs = []; window.allowed = new Promise((resolve) => { window.allow = resolve; });"
-            "const media = navigator.mediaDevices, ask = media.getUserMedia.bind(media);"
-            "media.getUserMedia = async (wanted) =>"
-            "{ await allowed; inputs.push(await ask(wanted)); return inputs.at(-1); };"
-            "true"
-        )
+        page.value(HELD_DEVICES)
         begin(page)
         page.until(f"{FRAMES} > 5")
         for _ in range(2):
             page.value("document.getElementById('microphone').click(), true")
         page.value("allow(), true")
-        page.until("inputs.length && inputs[0].getTracks().every(({ readyState }) => readyState === 'ended')")
+        page.until(ALL_INPUTS_ENDED)
         assert page.value("document.getElementById('microphone').getAttribute('aria-pressed')") == "false"
 
 

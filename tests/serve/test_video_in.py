@@ -17,7 +17,7 @@ from seko_serve.live.session import MAX_FRAMES
 from seko_serve.protocol import Media
 from tests.runtime.toy_whole import HEIGHT, WIDTH
 
-from .browser import browser_path, open_page
+from .browser import ALL_INPUTS_ENDED, HELD_DEVICES, browser_path, open_page
 from .conftest import Running, Starter
 from .test_page import FRAMES, begin
 from .test_server import PROMPT, http, pictures, run, watch
@@ -158,6 +158,21 @@ def test_others_take_no_frames_and_videos_by_request_have_no_input(start: Starte
     status, body = http(f"{start(film_opener).url}/v1/videos", "POST", {"prompt": PROMPT})
     assert status == 415
     assert "input video" in body["error"]["message"]
+
+
+@NEEDS_BROWSER
+def test_a_camera_that_is_turned_off_before_it_is_allowed_stays_off(start: Starter) -> None:
+    with open_page(f"{start(film_opener).url}/", *FAKE_CAMERA) as page:
+        page.until("!document.getElementById('strength-box').hidden")
+        page.value(HELD_DEVICES)
+        for _ in range(2):
+            page.value("document.getElementById('webcam').click(), true")
+        page.value("allow(), true")
+        page.until(ALL_INPUTS_ENDED)
+        assert page.value("document.getElementById('webcam').getAttribute('aria-pressed')") == "false"
+        page.value("document.getElementById('webcam').click(), true")
+        page.until("!document.getElementById('camera-box').hidden")
+        assert page.problems == []
 
 
 @NEEDS_BROWSER

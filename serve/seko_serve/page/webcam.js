@@ -12,9 +12,15 @@ export class Webcam {
 
   /** Begin; an error says why the camera cannot be used. */
   async start({ width, height, fps }, most) {
-    this.media = await navigator.mediaDevices.getUserMedia({
+    const mine = this.asked = {};
+    const media = await navigator.mediaDevices.getUserMedia({
       audio: false, video: { width: { ideal: width }, height: { ideal: height }, frameRate: { ideal: fps } },
     });
+    if (mine !== this.asked) { // it was turned off meanwhile
+      for (const track of media.getTracks()) track.stop();
+      return;
+    }
+    this.media = media;
     this.screen.srcObject = this.media;
     await this.screen.play();
     const canvas = new OffscreenCanvas(width, height);
@@ -43,6 +49,6 @@ export class Webcam {
   stop() {
     clearInterval(this.timer);
     for (const track of this.media?.getTracks() ?? []) track.stop();
-    this.media = this.screen.srcObject = undefined;
+    this.asked = this.media = this.screen.srcObject = undefined;
   }
 }

@@ -589,7 +589,7 @@ const webcam = new Webcam(find("camera"), (jpeg, dropped, seenAt) => {
   return taken;
 });
 find("webcam").onclick = () => attempted(async () => {
-  if (webcam.running) webcam.stop();
+  if (webcam.asked) webcam.stop();
   else {
     try {
       await webcam.start(filmed()[1].video, model.limits.frame_bytes);
