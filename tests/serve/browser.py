@@ -32,7 +32,9 @@ window.allowed = new Promise((resolve) => { window.allow = resolve; });
   return true;
 })()
 """
-ALL_INPUTS_ENDED = "inputs.length && inputs.every((input) => input.getTracks().every(({ readyState }) => readyState === 'ended'))"
+ALL_INPUTS_ENDED = """
+inputs.length && inputs.every((input) => input.getTracks().every(({ readyState }) => readyState === 'ended'))
+"""
 
 
 def browser_path() -> str | None:
