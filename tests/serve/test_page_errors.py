@@ -161,6 +161,31 @@ def test_frames_of_a_session_that_has_ended_are_none_of_the_next_one(
         page.until(f"{CHUNK} !== '\N{EN DASH}'")
 
 
+def test_a_page_of_speech_begins_again_while_an_opening_that_was_given_up_is_not_answered(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start(speech_opener, lease_s=3600)
+    known = server.manager.open
+    held = Held(known)
+    monkeypatch.setattr(server.manager, "open", held)
+    with open_page(f"{server.url}/") as page:
+        page.until(f"{STATE} === 'Ready'")
+        page.value("document.getElementById('start').click(), true")
+        assert held.called.wait(LIMIT_S)
+        page.value(f"{WAY}.click(), true")
+        page.until(f"{STATE} === 'Ended'")
+        monkeypatch.setattr(server.manager, "open", known)
+        page.value("document.getElementById('start').click(), true")
+        page.until(f"{STATE} === 'Listening'")
+        held.release_soon()
+        assert held.ended.wait(LIMIT_S)
+        end = time.monotonic() + LIMIT_S
+        while len(server.manager.sessions) > 1:
+            assert time.monotonic() < end, "the page does not end the session that it gave up"
+            time.sleep(0.05)
+        assert page.value(STATE) == "Listening"
+
+
 def test_a_page_of_speech_that_waits_in_line_has_one_place_however_much_is_written(start: Starter) -> None:
     server = start(speech_opener, max_sessions=1)
     url = f"{server.url}/v1/sessions"

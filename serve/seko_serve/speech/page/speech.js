@@ -74,6 +74,7 @@ async function start() {
 async function enter(signal) {
   const audio = await playable();
   if (!audio.length) throw new Error("Sound needs a page over https, or on localhost");
+  if (signal.aborted) return;
   const words = find("words").value.trim();
   const session = {
     model: model.id,
@@ -116,13 +117,13 @@ function listen(mine) {
 
 /** Give up the try to open a session. */
 function giveUp() {
-  trying?.abort();
   connection?.close();
   ended();
 }
 
 function ended(reason) {
-  connection = undefined;
+  trying?.abort();
+  connection = trying = undefined;
   begun = false;
   sound?.close();
   sound = undefined;
