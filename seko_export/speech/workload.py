@@ -118,7 +118,7 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
         return inspect_speech(path)
 
     def plan(self, options: BuildOptions, gpu: str, *, steps: int | None, fps: int | None) -> dict[str, Any]:
-        """Return memory and step times of a build; ``steps`` are solver steps of a patch."""
+        """Return memory and step times of a build; ``steps`` are solver steps of a patch, by default the options'."""
         from seko_export.host.environment import Target
         from seko_export.speech.plan import report
 
@@ -126,7 +126,9 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
             raise UsageError(
                 f"--fps {fps} belongs to models of video, and this is one of speech: leave it out"
             )
-        card, asked = find_gpu(gpu), replace(SpeechOptions.of(options), steps=steps)
+        card, asked = find_gpu(gpu), SpeechOptions.of(options)
+        if steps is not None:
+            asked = replace(asked, steps=steps)
         return report(self.resolve_options(asked, machine=Target("cuda", card.arch)).config, card)
 
     def describe(self, config: SpeechBuild, golden: Golden | None) -> SpeechWorkload:

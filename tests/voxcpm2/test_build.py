@@ -437,5 +437,8 @@ def test_a_plan_has_memory_and_the_time_of_a_step() -> None:
     assert halved["ms"] < alone["ms"]
     int8 = plan(replace(options, kv="int8", batch=(1,)), "h200")["steps"][0]
     assert int8["ms"] > int8["least_ms"]  # its ops are counted
+    fewer = plan(replace(options, steps=4), "h200")["steps"]
+    assert fewer == plan(options, "h200", steps=4)["steps"]
+    assert fewer[0]["ms"] < alone["ms"]
     with pytest.raises(UsageError, match="--fps 24 belongs to models of video"):
         plan(options, "h200", fps=24)
