@@ -111,11 +111,23 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
         return resolve_speech(options, machine=machine)
 
     def inspect(self, path: Path, gpu: str | None) -> dict[str, Any]:
-        """Return the report on the folder of a model."""
+        """Return the report on the folder of a model, with the name of a GPU also the bytes of a build for one session
+        on this GPU."""
         from seko_export.speech.inspection import inspect_speech
 
-        del gpu
-        return inspect_speech(path)
+        report = inspect_speech(path)
+        if gpu is not None:
+            plan, card = self.plan(SpeechOptions(path), gpu, steps=None, fps=None), find_gpu(gpu)
+            used = plan["bytes"]
+            report["gpu"] = {
+                "name": card.title,
+                "weight_bytes": used["weights"],
+                "cache_bytes": used["caches"],
+                "peak_bytes": used["weights"] + used["caches"] + used["other buffers"],
+                "memory_bytes": card.memory_bytes,
+                "fits": plan["fits"],
+            }
+        return report
 
     def plan(self, options: BuildOptions, gpu: str, *, steps: int | None, fps: int | None) -> dict[str, Any]:
         """Return memory and step times of a build; ``steps`` are solver steps of a patch, by default the options'."""

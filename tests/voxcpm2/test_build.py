@@ -284,6 +284,11 @@ def test_a_folder_is_recognised_and_its_model_named(tmp_path: Path) -> None:
     assert (report["family"], report["preset"]) == ("voxcpm2", "voxcpm2-tiny")
     assert report["model"]["fsq_dim"] == {"value": 16, "from": "config.json"}
     assert sum(report["dtypes"].values()) == stored_tensors(PLAIN) - 1  # the boundaries of rates are compared
+    on_gpu = inspect(tmp_path / "tiny", gpu="h200")["gpu"]
+    planned = plan(SpeechOptions(tmp_path / "tiny"), "h200")["bytes"]
+    assert (on_gpu["weight_bytes"], on_gpu["cache_bytes"]) == (planned["weights"], planned["caches"])
+    assert sum(planned[part] for part in ("weights", "caches", "other buffers")) == on_gpu["peak_bytes"]
+    assert on_gpu["fits"]
     odd = replace(PLAIN, name="voxcpm2", fsq_dim=24)
     write_folder(tmp_path / "odd", odd)
     assert resolve_speech(BuildOptions(tmp_path / "odd", target="cpu")).config.model == odd
