@@ -116,7 +116,7 @@ _output = partial(option, group=Group.OUTPUT)
 @dataclass(frozen=True)
 class BuildOptions:
     """The options of a build. The command line spells a field of `BuildOptions` as ``--like-this``. A workload with
-    options of its own derives a class with their fields.
+    options of its own derives a class with their fields. A path may be a string.
 
     Raises
     ------
@@ -421,6 +421,10 @@ class BuildOptions:
     )
 
     def __post_init__(self) -> None:
+        for path_field in fields(self):
+            value = getattr(self, path_field.name)
+            if path_field.type == "Path | None" and isinstance(value, str):
+                object.__setattr__(self, path_field.name, Path(value))
         for option, value, refusal, refused in (
             ("--vae", self.vae, "--no-vae", self.no_vae),
             ("--text-encoder", self.text_encoder, "--no-text", self.no_text),

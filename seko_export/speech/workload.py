@@ -111,14 +111,26 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
         return resolve_speech(options, machine=machine)
 
     def inspect(self, path: Path, gpu: str | None) -> dict[str, Any]:
-        """Return the report on the folder of a model."""
+        """Return the report on the folder of a model, with the name of a GPU also the bytes of a build for one session
+        on this GPU."""
         from seko_export.speech.inspection import inspect_speech
 
-        del gpu
-        return inspect_speech(path)
+        report = inspect_speech(path)
+        if gpu is not None:
+            plan, card = self.plan(SpeechOptions(path), gpu, steps=None, fps=None), find_gpu(gpu)
+            used = plan["bytes"]
+            report["gpu"] = {
+                "name": card.title,
+                "weight_bytes": used["weights"],
+                "cache_bytes": used["caches"],
+                "peak_bytes": used["weights"] + used["caches"] + used["other buffers"],
+                "memory_bytes": card.memory_bytes,
+                "fits": plan["fits"],
+            }
+        return report
 
     def plan(self, options: BuildOptions, gpu: str, *, steps: int | None, fps: int | None) -> dict[str, Any]:
-        """Return memory and step times of a build; ``steps`` are solver steps of a patch."""
+        """Return memory and step times of a build; ``steps`` are solver steps of a patch, by default the options'."""
         from seko_export.host.environment import Target
         from seko_export.speech.plan import report
 
@@ -126,7 +138,9 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
             raise UsageError(
                 f"--fps {fps} belongs to models of video, and this is one of speech: leave it out"
             )
-        card, asked = find_gpu(gpu), replace(SpeechOptions.of(options), steps=steps)
+        card, asked = find_gpu(gpu), SpeechOptions.of(options)
+        if steps is not None:
+            asked = replace(asked, steps=steps)
         return report(self.resolve_options(asked, machine=Target("cuda", card.arch)).config, card)
 
     def describe(self, config: SpeechBuild, golden: Golden | None) -> SpeechWorkload:

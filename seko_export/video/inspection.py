@@ -65,13 +65,16 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     CheckpointError
         If the checkpoint cannot be read, belongs to no known family, contradicts its config.json, or has other keys
         than its model.
+    UsageError
+        If a GPU is named for a LoRA or a VAE.
     """
-    lora = _lora_of(path)
-    if lora is not None:
-        return lora
-    vae = _vae_of(path)
-    if vae is not None:
-        return vae
+    part = _lora_of(path) or _vae_of(path)
+    if part is not None:
+        if gpu is not None:
+            raise UsageError(
+                f"--gpu {gpu} is for checkpoints, whose builds it weighs; {path} is a part of one: leave it out"
+            )
+        return part
     companions: dict[str, Path] = {}
     home, adapter = path, None
     odd: list[str] = []

@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
+from seko_export import build
+from seko_export.checkpoints.errors import CheckpointNotFoundError
 from seko_export.checkpoints.sources import LoadOptions
 from seko_export.errors import MachineError, UsageError
 from seko_export.families.model_files import load_checkpoint
@@ -177,6 +180,15 @@ def test_a_config_that_cannot_be_read_is_left_to_the_loader(tmp_path):
 def test_words_that_are_no_target(word):
     with pytest.raises(UsageError, match="expected auto, cpu or sm_NN"):
         check_options(BuildOptions(target=word))
+
+
+def test_a_path_may_be_a_string():
+    names = [field.name for field in fields(BuildOptions) if field.type == "Path | None"]
+    assert {"checkpoint", "vae"} < {*names}
+    strings = BuildOptions(**dict.fromkeys(names, "there"))
+    assert strings == BuildOptions(**dict.fromkeys(names, Path("there")))
+    with pytest.raises(CheckpointNotFoundError, match="checkpoint there was not found"):
+        build(strings, "out")
 
 
 def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):

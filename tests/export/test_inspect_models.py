@@ -53,6 +53,8 @@ def test_a_lora_and_its_base(form: str, tmp_path: Path) -> None:
     content = b"".join(file.read_bytes() for file in (peft if form == "peft" else [path]))
     assert report["sha256"] == hashlib.sha256(content).hexdigest()
     assert report["command"].startswith(f"seko-export build CHECKPOINT --lora {path}")
+    with pytest.raises(UsageError, match="--gpu h200 is for checkpoints"):
+        inspect(path, gpu="h200")
 
 
 @pytest.mark.parametrize("preset", ["lingbot-tiny", "seko-talk-tiny"])

@@ -323,6 +323,12 @@ def test_passes_are_counted():
     assert four["chunk_s"] / two["chunk_s"] == pytest.approx(5 / 3, rel=0.01)
 
 
+@pytest.mark.parametrize("steps", [0, 1025])
+def test_a_number_of_passes_that_no_chunk_has_is_a_usage_error_of_the_exporter(steps):
+    with pytest.raises(UsageError, match=f"steps is {steps}"):
+        predict(wished(S1_WISH, steps=steps))
+
+
 def test_a_number_of_passes_leaves_the_sampler():
     asked = BuildOptions(preset="tiny", sampler="unipc")
     usual = predict(PlanRequest(asked, "h200"))

@@ -129,6 +129,12 @@ def test_the_way_of_the_camera_is_an_option(how: str, tmp_path: Path) -> None:
         resolved("tiny", camera="chunk")
     with pytest.raises(UsageError, match="camera is 'sometimes', expected one of chunk, pass, none"):
         resolved(TINY, camera="sometimes")
+    seen = resolved(TINY, camera=how, layout={"reference_frames": 1}).config
+    if how == "none":
+        assert graph_of(seen)
+        return
+    with pytest.raises(UsageError, match="--reference-frames 1: 'lingbot-tiny' sees each frame by a camera"):
+        graph_of(seen)
 
 
 def test_a_config_with_a_window_is_followed(tmp_path: Path) -> None:

@@ -242,5 +242,9 @@ def test_what_it_cannot_have_is_refused() -> None:
     ):
         with pytest.raises(ExportUsageError, match=f"{option}: the layers of 'minwm-tiny' keep tensors"):
             FAMILY.graph(minwm_config(layout=layout))
+    with pytest.raises(
+        ExportUsageError, match="--reference-frames 4: 'minwm-tiny' sees each frame by a camera"
+    ):
+        FAMILY.graph(minwm_config(layout={"reference_frames": 4}))
     with pytest.raises(ExportUsageError, match="camera is 'pass'"):
         replace(MODEL, camera="pass")

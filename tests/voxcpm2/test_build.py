@@ -284,6 +284,11 @@ def test_a_folder_is_recognised_and_its_model_named(tmp_path: Path) -> None:
     assert (report["family"], report["preset"]) == ("voxcpm2", "voxcpm2-tiny")
     assert report["model"]["fsq_dim"] == {"value": 16, "from": "config.json"}
     assert sum(report["dtypes"].values()) == stored_tensors(PLAIN) - 1  # the boundaries of rates are compared
+    on_gpu = inspect(tmp_path / "tiny", gpu="h200")["gpu"]
+    planned = plan(SpeechOptions(tmp_path / "tiny"), "h200")["bytes"]
+    assert (on_gpu["weight_bytes"], on_gpu["cache_bytes"]) == (planned["weights"], planned["caches"])
+    assert sum(planned[part] for part in ("weights", "caches", "other buffers")) == on_gpu["peak_bytes"]
+    assert on_gpu["fits"]
     odd = replace(PLAIN, name="voxcpm2", fsq_dim=24)
     write_folder(tmp_path / "odd", odd)
     assert resolve_speech(BuildOptions(tmp_path / "odd", target="cpu")).config.model == odd
@@ -437,5 +442,8 @@ def test_a_plan_has_memory_and_the_time_of_a_step() -> None:
     assert halved["ms"] < alone["ms"]
     int8 = plan(replace(options, kv="int8", batch=(1,)), "h200")["steps"][0]
     assert int8["ms"] > int8["least_ms"]  # its ops are counted
+    fewer = plan(replace(options, steps=4), "h200")["steps"]
+    assert fewer == plan(options, "h200", steps=4)["steps"]
+    assert fewer[0]["ms"] < alone["ms"]
     with pytest.raises(UsageError, match="--fps 24 belongs to models of video"):
         plan(options, "h200", fps=24)

@@ -352,7 +352,7 @@ class VideoDevice(Device):
                 if row in rows and clocks.chunks_made(row) > 1:
                     context.load(self._row(self.latents, at), row, clocks.chunks_made(row))
 
-        self._write_caches(positions, load)
+        self._write_caches(positions, load, self._inputs.of_kept_chunks(called, entries))
 
     def write_references(self, rows: Sequence[int]) -> None:
         """Queue the passes that write reference frames into the caches of some rows; nothing for an artifact without

@@ -234,8 +234,19 @@ PLAIN = LayerChoice()
 
 def camera_inputs(config: VideoBuild) -> tuple[InputSpec, InputSpec]:
     """Return the inputs of a camera for each latent frame of a chunk: its pose [3, 4], and its intrinsics [4], focal
-    lengths and centre, both float32."""
-    frames = config.workload.stream.chunk_frames
+    lengths and centre, both float32.
+
+    Raises
+    ------
+    UsageError
+        If the build has reference frames, which no camera sees.
+    """
+    frames, references = config.workload.stream.chunk_frames, config.workload.stream.reference_frames
+    if references:
+        raise UsageError(
+            f"--reference-frames {references}: {config.model.name!r} sees each frame by a camera, and reference frames "
+            "have none; leave it out, or give --camera none"
+        )
     return (
         InputSpec(POSES, (frames, 3, 4), "float32", f"input.{POSES}", "chunk", kind="camera_poses"),
         InputSpec(

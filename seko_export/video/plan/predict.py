@@ -26,6 +26,7 @@ from seko_export.roofline.work import Work
 from seko_export.video.plan.fit import fit, memory_of, what_fits
 from seko_export.video.plan.memory import memory_report
 from seko_export.video.plan.seconds import time_report
+from seko_runtime.errors import UsageError as SessionUsageError
 from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.schedule import warped_timesteps
 
@@ -186,8 +187,12 @@ def config_of(request: PlanRequest) -> tuple[VideoBuild, list[str]]:
                 )
         # only the number of passes matters here, not their timesteps
         shift = built.workload.schedule.shift or 1.0
+        try:
+            timesteps = warped_timesteps(request.steps, shift)
+        except SessionUsageError as fault:
+            raise UsageError(str(fault)) from None
         schedule = Schedule(
-            warped_timesteps(request.steps, shift),
+            timesteps,
             built.workload.schedule.context_timestep,
             shift,
             sampler=built.workload.schedule.sampler,
