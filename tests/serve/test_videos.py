@@ -35,7 +35,7 @@ from seko_runtime.errors import EnvironmentLacksError
 from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
-from seko_serve.http.forms import form_fields
+from seko_serve.http.forms import MAX_FIELDS, form_fields
 from seko_serve.live.device import CAUTION, PATIENCE_S, Device, _PartialWork
 from seko_serve.media.uploads import MAX_PICTURE_BYTES
 from seko_serve.store.saved import Record, Saved, SavedSessions
@@ -405,6 +405,28 @@ def test_random_forms_are_refused_by_name(body: bytes, kind: str) -> None:
         except ServeError:
             continue
         assert all(isinstance(name, str) and isinstance(value, str | dict) for name, value in fields.items())
+
+
+def part(headers: str, content: str) -> bytes:
+    return f"--x\r\n{headers}\r\n\r\n{content}\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"".join(
+            part(f'Content-Disposition: form-data; name="{name}"', "") for name in range(MAX_FIELDS + 1)
+        ),
+        part("Content-Type: message/rfc822", "Content-Type: message/rfc822\r\n\r\n" * 3000),
+        part("Content-Disposition: \0%;\xff\t*", ""),
+        part('Content-Disposition: form-data; name="a"', "") * 2 + b"--x\r\n",
+    ],
+    ids=["many parts", "parts in parts", "a header that no library reads", "no end"],
+)
+def test_hostile_forms_are_refused(body: bytes) -> None:
+    end = b"" if body.endswith(b"--x\r\n") else b"--x--\r\n"
+    with pytest.raises(ServeError):
+        form_fields(KINDS[0], body + end)
 
 
 def test_a_live_session_takes_the_row_of_a_video_which_goes_on_behind_it(
