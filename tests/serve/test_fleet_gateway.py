@@ -14,7 +14,7 @@ import pytest
 
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
-from seko_serve.fleet.directory import MemoryDirectory
+from seko_serve.fleet.directory import Lease, MemoryDirectory
 from seko_serve.protocol import Media
 
 from .fleets import KEYS, Fleet, memory
@@ -311,6 +311,36 @@ def test_a_box_beats_on_after_an_error_that_nobody_expected(
 
     run(tmp_path / "store", test)
     assert "the box cannot renew its entry" in caplog.text
+
+
+def test_a_lease_that_is_given_up_while_it_is_taken_again_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory forgot a session's lease, and the session ends while its box takes the lease again."""
+
+    async def test(fleet: Fleet) -> None:
+        box, claim, ended = await fleet.box(), MemoryDirectory.claim, asyncio.Event()
+        name = (await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT}))[1]["id"]
+
+        async def while_it_ends(directory: MemoryDirectory, *arguments: Any) -> Lease:
+            lease = await claim(directory, *arguments)
+            await box._manager.close(box._manager.sessions[name])
+            ended.set()
+            return lease
+
+        monkeypatch.setattr(MemoryDirectory, "claim", while_it_ends)
+        directory = box._directory
+        assert directory is not None
+        place, lease = await directory.find(name)
+        assert place is not None
+        assert lease is not None
+        await directory.release(name, place.tenant, lease)
+        await ended.wait()
+        while (await directory.find(name))[1] is not None:
+            await asyncio.sleep(0.02)
+        assert not box._leases
+
+    run(tmp_path / "store", test)
 
 
 def test_one_that_listens_at_a_gateway_keeps_its_place_at_the_box_and_frees_it(tmp_path: Path) -> None:

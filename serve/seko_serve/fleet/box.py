@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 
 from seko_serve.errors import ServeError
 from seko_serve.fleet.directory import (
@@ -185,12 +186,17 @@ class Box:
         for place, lease in zip(leases, (await directory.renew(leases)).values(), strict=True):
             if self._leases.get(place) != leases[place] or lease == leases[place]:
                 continue
+            taken: Lease | None = None
             if lease is None:  # the directory forgot it, or did not answer for long
-                try:
-                    self._leases[place] = await directory.claim(place, self.name, 0)
-                    continue
-                except HeldError:
-                    pass
+                with suppress(HeldError):
+                    taken = await directory.claim(place, self.name, 0)
+            if self._leases.get(place) != leases[place]:  # the session gave it up meanwhile
+                if taken is not None:
+                    await directory.release(place.session, place.tenant, taken)
+                continue
+            if taken is not None:
+                self._leases[place] = taken
+                continue
             session = self._manager.sessions.get(place.session)
             if session is not None:
                 session.finish(ServeError("conflict", TAKEN))
