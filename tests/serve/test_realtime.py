@@ -242,6 +242,7 @@ def test_a_wrong_event_is_told_and_the_stream_goes_on(start: Starter) -> None:
     wrong: list[tuple[str, object, str]] = [
         ("jump", None, "expected prompt, camera_actions or composite_input"),
         ("prompt", 7, "expected a text"),
+        ("prompt", b"a", "expected a text"),
         ("camera_actions", [["w"]], "mode state"),
         ("camera_actions", {"mode": "state", "transitions": [{"actions": ["x"]}]}, "expected letters"),
         ("camera_actions", {"mode": "state", "transitions": [{"actions": [["w"]]}]}, "expected letters"),
