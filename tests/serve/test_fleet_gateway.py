@@ -166,6 +166,9 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
                 await asyncio.sleep(0.05)
             status, content = await ask(fleet, f"/v1/videos/{name}/content")
             assert (status, content[4:8]) == (200, b"ftyp")
+            status, link = await ask(fleet, f"/v1/videos/{name}/content/link", "POST")
+            assert status == 201
+            assert await asyncio.to_thread(http, link["url"]) == (200, content)
         listed = (await ask(fleet, "/v1/videos?limit=1"))[1]
         assert listed["has_more"]
         following = (await ask(fleet, f"/v1/videos?after={listed['last_id']}"))[1]

@@ -82,6 +82,14 @@ def sent_to(box: BoxFacts, answer: Answer, query: str = "") -> Response:
     return Response(status_code=307, headers=headers)
 
 
+def link_at(box: BoxFacts, answer: Answer) -> Response:
+    """Return the link to an HTTP request in a box's answer, with its complete address. If the box refused, return its
+    answer."""
+    if answer.status >= 400:
+        return passed(answer)
+    return JSONResponse({**answer.table, "url": f"{box.web}{answer.table['url']}"}, answer.status)
+
+
 def passed(answer: Answer) -> Response:
     """Return a box's answer unchanged."""
     headers = {name: value for name, value in answer.headers.items() if name in PASSED}

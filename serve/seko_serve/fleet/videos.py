@@ -7,8 +7,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from seko_serve.errors import ServeError
-from seko_serve.fleet.answers import headers_of, model_of, passed, sent_to
+from seko_serve.fleet.answers import headers_of, link_at, model_of, passed, sent_to
 from seko_serve.fleet.asked_boxes import AskedBoxes
+from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import raw_body
@@ -38,6 +39,7 @@ class FleetVideos:
             Route("/v1/videos", self._videos, methods=["GET"]),
             Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
             Route("/v1/videos/{name}/content", self._content, methods=["GET"]),
+            Route("/v1/videos/{name}/content/link", self._content_link, methods=["POST"]),
         ]
 
     async def _new_video(self, request: Request) -> Response:
@@ -66,10 +68,16 @@ class FleetVideos:
 
     async def _content(self, request: Request) -> Response:
         """Redirect the client to the box of the video, so that no file passes the gateway."""
+        return sent_to(*await self._link(request), request.url.query)
+
+    async def _content_link(self, request: Request) -> Response:
+        return link_at(*await self._link(request))
+
+    async def _link(self, request: Request) -> tuple[BoxFacts, Answer]:
+        """Return the box of a video, and its answer with a link to the file there."""
         box = await self._box_of_video(request)
         path = f"/v1/videos/{request.path_params['name']}/content/link"
-        box, answer = await self._boxes.first([box], "POST", path, headers_of(request))
-        return sent_to(box, answer, request.url.query)
+        return await self._boxes.first([box], "POST", path, headers_of(request))
 
     async def _box_of_video(self, request: Request) -> BoxFacts:
         self._access.tenant(request)
