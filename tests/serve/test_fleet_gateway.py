@@ -14,7 +14,9 @@ import pytest
 
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
+from seko_serve.fleet.answers import model_of
 from seko_serve.fleet.directory import Lease, MemoryDirectory
+from seko_serve.http.bodies import MAX_ENTRIES
 from seko_serve.protocol import Media
 
 from .fleets import KEYS, Fleet, memory
@@ -210,6 +212,13 @@ def test_the_gateway_looks_at_nothing_before_it_knows_the_key(tmp_path: Path) ->
         assert (await ask(fleet, f"/v1/sessions/{session}", key=KEYS[0]))[0] == 200
 
     run(tmp_path / "store", test, keys=KEYS)
+
+
+def test_the_gateway_reads_a_model_from_no_longer_list_than_a_server_reads() -> None:
+    assert model_of(b'{"model": "a", "inputs": [' + b"{}," * 9 + b"{}]}") == "a"
+    with pytest.raises(ServeError):
+        model_of(b'{"model": "a", "inputs": [' + b"{}," * MAX_ENTRIES + b"{}]}")
+    assert model_of(b'{"model": "a"') is None
 
 
 def test_the_gateway_refuses_other_sites_pages_and_other_names_of_itself(tmp_path: Path) -> None:
