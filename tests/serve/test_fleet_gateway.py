@@ -14,6 +14,7 @@ import pytest
 
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
+from seko_serve.fleet import choice
 from seko_serve.fleet.answers import model_of
 from seko_serve.fleet.directory import Lease, MemoryDirectory
 from seko_serve.http.bodies import MAX_ENTRIES
@@ -325,6 +326,23 @@ def test_a_box_beats_on_after_an_error_that_nobody_expected(
     assert "the box cannot renew its entry" in caplog.text
 
 
+def test_a_box_that_a_gateway_does_not_know_yet_keeps_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "FRESH_S", LIMIT_S)
+
+    async def test(fleet: Fleet) -> None:
+        await fleet.box()
+        assert (await ask(fleet, "/ready"))[1]["boxes"] == 1
+        url = (await fleet.box()).facts().inside
+        name = (await asyncio.to_thread(http, f"{url}/v1/sessions", "POST", {"prompt": PROMPT}))[1]["id"]
+        lease = await fleet.lease(name)
+        assert (await ask(fleet, f"/v1/sessions/{name}"))[0] == 200
+        assert await fleet.lease(name) == lease
+
+    run(tmp_path / "store", test)
+
+
 def test_a_lease_that_is_given_up_while_it_is_taken_again_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,12 +361,11 @@ def test_a_lease_that_is_given_up_while_it_is_taken_again_is_free(
         monkeypatch.setattr(MemoryDirectory, "claim", while_it_ends)
         directory = box._directory
         assert directory is not None
-        place, lease = await directory.find(name)
-        assert place is not None
+        lease = await fleet.lease(name)
         assert lease is not None
-        await directory.release(name, place.tenant, lease)
+        await directory.release(name, "local", lease)
         await ended.wait()
-        while (await directory.find(name))[1] is not None:
+        while await fleet.lease(name) is not None:
             await asyncio.sleep(0.02)
         assert not box._leases
 

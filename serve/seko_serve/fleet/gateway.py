@@ -298,6 +298,9 @@ class Gateway:
         path, headers = request.scope["path"], headers_of(request)
         if lease is not None:
             holder = named(boxes, lease.box)
+            if holder is None:  # rows that were read before may lack the box
+                boxes = await self._boxes.known(fresh=True)
+                holder = named(boxes, lease.box)
             try:
                 if holder is not None:
                     return rewritten(
