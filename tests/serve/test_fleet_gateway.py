@@ -16,7 +16,7 @@ from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.fleet import choice
 from seko_serve.fleet.answers import model_of
-from seko_serve.fleet.directory import Lease, MemoryDirectory
+from seko_serve.fleet.directory import BoxFacts, DirectoryError, Lease, MemoryDirectory
 from seko_serve.http.bodies import MAX_ENTRIES
 from seko_serve.protocol import Media
 
@@ -391,5 +391,28 @@ def test_one_that_listens_at_a_gateway_keeps_its_place_at_the_box_and_frees_it(t
         while not (await asyncio.to_thread(stayer.event))["admitted"]:
             pass
         stayer.close()
+
+    run(tmp_path / "store", test)
+
+
+def test_one_that_listens_hears_that_the_directory_does_not_answer_and_keeps_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(fleet: Fleet) -> None:
+        box, body = await fleet.box(max_sessions=1), {"prompt": PROMPT}
+        await ask(fleet, "/v1/sessions", "POST", body)
+        token = (await ask(fleet, "/v1/sessions", "POST", body, queue="join"))[1]["error"]["queue_token"]
+        listener = await asyncio.to_thread(Listener, fleet.url, token)
+        assert (await asyncio.to_thread(listener.event))["place"] == 1
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryDirectory, "boxes", silent)
+            while "error" not in (event := await asyncio.to_thread(listener.event)):
+                pass
+        assert event["error"]["code"] == "full"
+        listener.close()
+        assert box._manager.admission.waiting == 1
+
+    async def silent(_: MemoryDirectory) -> list[BoxFacts]:
+        raise DirectoryError("it is silent")
 
     run(tmp_path / "store", test)
