@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -341,6 +343,32 @@ def test_a_box_that_a_gateway_does_not_know_yet_keeps_its_session(
         assert await fleet.lease(name) == lease
 
     run(tmp_path / "store", test)
+
+
+def test_a_box_that_ends_while_a_request_is_under_way_renews_no_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("seko_serve.fleet.box.BEAT_S", 0.01)
+
+    async def test(fleet: Fleet) -> None:
+        box = await fleet.box()
+        port = urlsplit(box.facts().inside).port
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/sessions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\n\r\n")
+        await writer.drain()
+        stopping = asyncio.create_task(fleet.stop(box))
+        while await asyncio.to_thread(listens, port):
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)  # ten beats
+        writer.close()
+        await stopping
+
+    def listens(port: int | None) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    run(tmp_path / "store", test)
+    assert "the box cannot renew its entry" not in caplog.text
 
 
 def test_a_lease_that_is_given_up_while_it_is_taken_again_is_free(

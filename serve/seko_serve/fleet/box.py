@@ -166,7 +166,9 @@ class Box:
     async def _beat(self) -> None:
         """Renew the box's entry and leases every `BEAT_S` seconds."""
         while True:
-            if self._server.started:
+            if (
+                self._server.started and self._listener.sockets
+            ):  # one that stops listens no more while it ends
                 try:
                     await self._repeat()
                     self._answers = True
@@ -201,11 +203,15 @@ class Box:
             if session is not None:
                 session.finish(ServeError("conflict", TAKEN))
 
+    @property
+    def _listener(self) -> asyncio.Server:
+        (listener,) = self._server.servers
+        return listener
+
     def facts(self) -> BoxFacts:
         """Return the box's entry in the directory; the server must have started."""
         manager, settings = self._manager, self._settings
-        (listener,) = self._server.servers
-        port = listener.sockets[0].getsockname()[1]
+        port = self._listener.sockets[0].getsockname()[1]
         secure = "" if settings.tls_key is None else "s"
         address = f"{settings.host}:{port}"
         return BoxFacts(
