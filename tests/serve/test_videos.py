@@ -13,12 +13,13 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
 import av
@@ -385,6 +386,30 @@ def test_a_picture_is_fetched_from_a_host_that_the_operator_named(
     if path == "/a.png":
         code, answer = posted(server, table, form=False)
         assert (code, "cannot be had" in answer["error"]["message"]) == (400, True)
+
+
+def test_who_leaves_before_the_answer_gets_no_video(
+    start: Starter, picture: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, left = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> bytes:
+        asked.set()
+        left.wait()
+        return picture
+
+    monkeypatch.setattr("seko_serve.video.routes.downloaded", slow)
+    server = start()
+    body = json.dumps({"prompt": PROMPT, "input_reference": "http://a/b.png"})
+    client = HTTPConnection(urlsplit(server.url).netloc)
+    client.request("POST", "/v1/videos", body)
+    asked.wait()
+    client.close()
+    assert http(f"{server.url}/health")[0] == 200  # the server has seen the end of the connection, too
+    left.set()
+    while b'refused_total{code="bad_request"} 1' not in http(f"{server.url}/metrics")[1]:
+        assert not http(f"{server.url}/v1/videos")[1]["data"]
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("path", ["x/remix", "edits", "extensions", "characters"])
