@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
@@ -189,6 +192,27 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
         figures = (await ask(fleet, "/metrics"))[1].decode()
         assert figures.count("seko_serve_box_capacity{") == 2
         assert "seko_serve_gateway_admit_seconds_count" in figures
+
+    run(tmp_path / "store", test)
+
+
+def test_a_gateway_waits_for_a_picture_that_its_box_fetches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "png")
+
+    def slow(*_: object) -> bytes:
+        time.sleep(0.5)
+        return file.getvalue()
+
+    monkeypatch.setattr("seko_serve.fleet.boxes.ANSWER_S", 0.1)
+    monkeypatch.setattr("seko_serve.video.routes.downloaded", slow)
+
+    async def test(fleet: Fleet) -> None:
+        await fleet.box()
+        table = {"prompt": PROMPT, "seconds": 0.1, "image": "http://a/b.png"}
+        assert (await ask(fleet, "/v1/videos", "POST", table))[0] == 200
 
     run(tmp_path / "store", test)
 

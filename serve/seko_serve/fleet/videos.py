@@ -14,6 +14,7 @@ from seko_serve.fleet.directory import BoxFacts
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import raw_body
 from seko_serve.http.openings import MAX_OPENING_BYTES
+from seko_serve.media.downloads import WHOLE_S
 from seko_serve.video.routes import MAX_LISTED, listed, refused_routes
 
 
@@ -46,7 +47,9 @@ class FleetVideos:
         self._access.opener(request)
         body = await raw_body(request, MAX_OPENING_BYTES)
         boxes = await self._boxes.with_model(model_of(body, request.headers.get("content-type", "")), "video")
-        box, answer = await self._boxes.first(boxes, "POST", "/v1/videos", headers_of(request), body)
+        box, answer = await self._boxes.first(
+            boxes, "POST", "/v1/videos", headers_of(request), body, more_s=2 * WHOLE_S
+        )
         if answer.status < 400:
             await self._boxes.directory.note(str(answer.table.get("id")), box.name)
         return passed(answer)
