@@ -196,6 +196,19 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
     run(tmp_path / "store", test)
 
 
+def test_a_gateway_lists_all_videos_of_a_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seko_serve.fleet.videos.MAX_LISTED", 2)
+
+    async def test(fleet: Fleet) -> None:
+        await fleet.box()
+        table = {"prompt": PROMPT, "seconds": 0.1}
+        made = [(await ask(fleet, "/v1/videos", "POST", table))[1]["id"] for _ in range(5)]
+        listed = (await ask(fleet, "/v1/videos"))[1]["data"]
+        assert {video["id"] for video in listed} == {*made}
+
+    run(tmp_path / "store", test)
+
+
 def test_a_gateway_waits_for_a_picture_that_its_box_fetches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import chain
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -57,12 +61,22 @@ class FleetVideos:
     async def _videos(self, request: Request) -> Response:
         """Return the newest videos of all boxes; ``after`` is the id of a video, as on one box."""
         self._access.tenant(request)
-        answers = await self._boxes.all(
-            await self._boxes.known(), f"/v1/videos?limit={MAX_LISTED}", headers_of(request)
-        )
-        videos = [video for _, answer in answers for video in answer.table.get("data", [])]
+        found = await asyncio.gather(*(self._of_box(box, request) for box in await self._boxes.known()))
+        videos = [*chain.from_iterable(found)]
         videos.sort(key=lambda video: (video["created_at"], video["id"]), reverse=True)
         return JSONResponse(listed(videos, request.query_params))
+
+    async def _of_box(self, box: BoxFacts, request: Request) -> list[dict[str, Any]]:
+        """Return all videos of a box, page by page; none if it does not answer."""
+        videos: list[dict[str, Any]] = []
+        path, more = f"/v1/videos?limit={MAX_LISTED}", True
+        while more:
+            answers = await self._boxes.all([box], path, headers_of(request))
+            table = answers[0][1].table if answers else {}
+            videos += table.get("data", [])
+            more = table.get("has_more", False)
+            path = f"/v1/videos?limit={MAX_LISTED}&after={table.get('last_id')}"
+        return videos
 
     async def _video(self, request: Request) -> Response:
         box = await self._box_of_video(request)
