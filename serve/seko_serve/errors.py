@@ -155,10 +155,10 @@ class ServeError(Exception):
     ) -> None:
         super().__init__(message)
         self.kind = KINDS[code]
-        self.message = message
+        self.message = _encodable(message)
         self.retry_after = retry_after
         self.facts = dict(facts or {})
-        self.field = field
+        self.field = None if field is None else _encodable(field)
 
     @property
     def retryable(self) -> bool:
@@ -215,6 +215,11 @@ class ServeError(Exception):
         except (ValueError, KeyError, TypeError):  # such as a proxy's page
             reason = f"a proxy or another server answered {status}"
             return UnreachableError(address, reason) if address else cls("internal", reason)
+
+
+def _encodable(text: str) -> str:
+    """Return a text with halves of surrogate pairs, which JSON may hold and no answer can, written as in Python."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class UnreachableError(ServeError):

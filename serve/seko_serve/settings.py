@@ -166,6 +166,10 @@ class Settings:
                 )
         if self.turn_login and ":" not in self.turn_login:
             raise ValueError("SEKO_SERVE_TURN_LOGIN has no colon, expected USER:PASSWORD")
+        if not (self.turn_login.isascii() and self.turn_login.isprintable()):
+            raise ValueError(
+                "SEKO_SERVE_TURN_LOGIN has letters that no header can carry, expected printable ASCII"
+            )
         if self.max_sessions is not None and self.max_sessions < 1:
             raise ValueError(f"--max-sessions {self.max_sessions}: expected 1 or more")
         if not 0 < self.opens_per_s < 1e6:

@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 
 from seko_serve.fleet.box import Box
-from seko_serve.fleet.directory import Directory, MemoryDirectory
+from seko_serve.fleet.directory import Directory, Lease, MemoryDirectory
 from seko_serve.fleet.gateway import Gateway
 from seko_serve.settings import Settings
 
@@ -67,6 +67,14 @@ class Fleet:
         """End a box as SIGTERM does."""
         box.stop()
         await self._running.pop(box)
+
+    async def lease(self, session: str) -> Lease | None:
+        """Return a session's lease."""
+        directory = self._open_directory()
+        try:
+            return (await directory.find(session))[1]
+        finally:
+            await directory.close()
 
     @asynccontextmanager
     async def running(self, **changes: Any) -> AsyncIterator[Fleet]:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
-from seko_serve.fleet.directory import MemoryDirectory
+from seko_serve.fleet import choice
+from seko_serve.fleet.answers import model_of
+from seko_serve.fleet.directory import BoxFacts, DirectoryError, Lease, MemoryDirectory
+from seko_serve.http.bodies import MAX_ENTRIES
 from seko_serve.protocol import Media
 
 from .fleets import KEYS, Fleet, memory
@@ -166,6 +174,9 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
                 await asyncio.sleep(0.05)
             status, content = await ask(fleet, f"/v1/videos/{name}/content")
             assert (status, content[4:8]) == (200, b"ftyp")
+            status, link = await ask(fleet, f"/v1/videos/{name}/content/link", "POST")
+            assert status == 201
+            assert await asyncio.to_thread(http, link["url"]) == (200, content)
         listed = (await ask(fleet, "/v1/videos?limit=1"))[1]
         assert listed["has_more"]
         following = (await ask(fleet, f"/v1/videos?after={listed['last_id']}"))[1]
@@ -181,6 +192,40 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
         figures = (await ask(fleet, "/metrics"))[1].decode()
         assert figures.count("seko_serve_box_capacity{") == 2
         assert "seko_serve_gateway_admit_seconds_count" in figures
+
+    run(tmp_path / "store", test)
+
+
+def test_a_gateway_lists_all_videos_of_a_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seko_serve.fleet.videos.MAX_LISTED", 2)
+
+    async def test(fleet: Fleet) -> None:
+        await fleet.box()
+        table = {"prompt": PROMPT, "seconds": 0.1}
+        made = [(await ask(fleet, "/v1/videos", "POST", table))[1]["id"] for _ in range(5)]
+        listed = (await ask(fleet, "/v1/videos"))[1]["data"]
+        assert {video["id"] for video in listed} == {*made}
+
+    run(tmp_path / "store", test)
+
+
+def test_a_gateway_waits_for_a_picture_that_its_box_fetches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "png")
+
+    def slow(*_: object) -> bytes:
+        time.sleep(0.5)
+        return file.getvalue()
+
+    monkeypatch.setattr("seko_serve.fleet.boxes.ANSWER_S", 0.1)
+    monkeypatch.setattr("seko_serve.video.routes.downloaded", slow)
+
+    async def test(fleet: Fleet) -> None:
+        await fleet.box()
+        table = {"prompt": PROMPT, "seconds": 0.1, "image": "http://a/b.png"}
+        assert (await ask(fleet, "/v1/videos", "POST", table))[0] == 200
 
     run(tmp_path / "store", test)
 
@@ -207,6 +252,13 @@ def test_the_gateway_looks_at_nothing_before_it_knows_the_key(tmp_path: Path) ->
         assert (await ask(fleet, f"/v1/sessions/{session}", key=KEYS[0]))[0] == 200
 
     run(tmp_path / "store", test, keys=KEYS)
+
+
+def test_the_gateway_reads_a_model_from_no_longer_list_than_a_server_reads() -> None:
+    assert model_of(b'{"model": "a", "inputs": [' + b"{}," * 9 + b"{}]}") == "a"
+    with pytest.raises(ServeError):
+        model_of(b'{"model": "a", "inputs": [' + b"{}," * MAX_ENTRIES + b"{}]}")
+    assert model_of(b'{"model": "a"') is None
 
 
 def test_the_gateway_refuses_other_sites_pages_and_other_names_of_itself(tmp_path: Path) -> None:
@@ -313,6 +365,78 @@ def test_a_box_beats_on_after_an_error_that_nobody_expected(
     assert "the box cannot renew its entry" in caplog.text
 
 
+def test_a_box_that_a_gateway_does_not_know_yet_keeps_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "FRESH_S", LIMIT_S)
+
+    async def test(fleet: Fleet) -> None:
+        await fleet.box()
+        assert (await ask(fleet, "/ready"))[1]["boxes"] == 1
+        url = (await fleet.box()).facts().inside
+        name = (await asyncio.to_thread(http, f"{url}/v1/sessions", "POST", {"prompt": PROMPT}))[1]["id"]
+        lease = await fleet.lease(name)
+        assert (await ask(fleet, f"/v1/sessions/{name}"))[0] == 200
+        assert await fleet.lease(name) == lease
+
+    run(tmp_path / "store", test)
+
+
+def test_a_box_that_ends_while_a_request_is_under_way_renews_no_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("seko_serve.fleet.box.BEAT_S", 0.01)
+
+    async def test(fleet: Fleet) -> None:
+        box = await fleet.box()
+        port = urlsplit(box.facts().inside).port
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/sessions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\n\r\n")
+        await writer.drain()
+        stopping = asyncio.create_task(fleet.stop(box))
+        while await asyncio.to_thread(listens, port):
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)  # ten beats
+        writer.close()
+        await stopping
+
+    def listens(port: int | None) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    run(tmp_path / "store", test)
+    assert "the box cannot renew its entry" not in caplog.text
+
+
+def test_a_lease_that_is_given_up_while_it_is_taken_again_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory forgot a session's lease, and the session ends while its box takes the lease again."""
+
+    async def test(fleet: Fleet) -> None:
+        box, claim, ended = await fleet.box(), MemoryDirectory.claim, asyncio.Event()
+        name = (await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT}))[1]["id"]
+
+        async def while_it_ends(directory: MemoryDirectory, *arguments: Any) -> Lease:
+            lease = await claim(directory, *arguments)
+            await box._manager.close(box._manager.sessions[name])
+            ended.set()
+            return lease
+
+        monkeypatch.setattr(MemoryDirectory, "claim", while_it_ends)
+        directory = box._directory
+        assert directory is not None
+        lease = await fleet.lease(name)
+        assert lease is not None
+        await directory.release(name, "local", lease)
+        await ended.wait()
+        while await fleet.lease(name) is not None:
+            await asyncio.sleep(0.02)
+        assert not box._leases
+
+    run(tmp_path / "store", test)
+
+
 def test_one_that_listens_at_a_gateway_keeps_its_place_at_the_box_and_frees_it(tmp_path: Path) -> None:
     async def test(fleet: Fleet) -> None:
         box, body = await fleet.box(max_sessions=1), {"prompt": PROMPT}
@@ -332,5 +456,28 @@ def test_one_that_listens_at_a_gateway_keeps_its_place_at_the_box_and_frees_it(t
         while not (await asyncio.to_thread(stayer.event))["admitted"]:
             pass
         stayer.close()
+
+    run(tmp_path / "store", test)
+
+
+def test_one_that_listens_hears_that_the_directory_does_not_answer_and_keeps_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(fleet: Fleet) -> None:
+        box, body = await fleet.box(max_sessions=1), {"prompt": PROMPT}
+        await ask(fleet, "/v1/sessions", "POST", body)
+        token = (await ask(fleet, "/v1/sessions", "POST", body, queue="join"))[1]["error"]["queue_token"]
+        listener = await asyncio.to_thread(Listener, fleet.url, token)
+        assert (await asyncio.to_thread(listener.event))["place"] == 1
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryDirectory, "boxes", silent)
+            while "error" not in (event := await asyncio.to_thread(listener.event)):
+                pass
+        assert event["error"]["code"] == "full"
+        listener.close()
+        assert box._manager.admission.waiting == 1
+
+    async def silent(_: MemoryDirectory) -> list[BoxFacts]:
+        raise DirectoryError("it is silent")
 
     run(tmp_path / "store", test)

@@ -60,6 +60,19 @@ def test_a_voice_that_one_box_encoded_speaks_at_another_that_came_later(tmp_path
     run(tmp_path / "store", test, keys=KEYS)
 
 
+def test_a_link_to_speech_takes_one_request_without_a_key_at_a_box(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        await fleet.box(opener, keys=KEYS)
+        status, link = await ask(fleet, "/v1/audio/speech/link", "POST", key=KEYS[0])
+        assert status == 201
+        async with aiohttp.ClientSession() as client:
+            for wanted in (200, 401):
+                async with client.post(link["url"], json={"input": "abc", "response_format": "pcm"}) as said:
+                    assert (said.status, bool(await said.read())) == (wanted, True)
+
+    run(tmp_path / "store", test, keys=KEYS)
+
+
 def test_voices_of_a_key_are_counted_over_all_boxes_and_are_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("msgpack")
+import msgpack
 from PIL import Image
 
 from seko_serve.errors import ServeError
@@ -242,6 +243,7 @@ def test_a_wrong_event_is_told_and_the_stream_goes_on(start: Starter) -> None:
     wrong: list[tuple[str, object, str]] = [
         ("jump", None, "expected prompt, camera_actions or composite_input"),
         ("prompt", 7, "expected a text"),
+        ("prompt", b"a", "expected a text"),
         ("camera_actions", [["w"]], "mode state"),
         ("camera_actions", {"mode": "state", "transitions": [{"actions": ["x"]}]}, "expected letters"),
         ("camera_actions", {"mode": "state", "transitions": [{"actions": [["w"]]}]}, "expected letters"),
@@ -302,6 +304,12 @@ def test_whatever_a_client_sends_is_taken_or_refused_in_words(kind: str, fields:
     with suppress(ServeError):
         for message in controls_of(table, manifest)[1]:
             parse_control(json.dumps({**message, "id": ""}))
+
+
+@pytest.mark.parametrize("lists", [[0] * 1025, [[[]] * 600] * 2], ids=["long", "many"])
+def test_a_message_of_many_small_parts_is_refused(lists: list[Any]) -> None:
+    with pytest.raises(ServeError):
+        unpacked(msgpack.packb({"type": "init", "prompt": lists}))
 
 
 @given(st.binary(max_size=64))

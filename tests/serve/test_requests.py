@@ -49,6 +49,8 @@ from .toys import VOICE, toy_manifest
             {"prompt": "a", "inputs": {"mask": {"dtyp": "uint8"}}},
             "'dtyp': did you mean dtype?",
         ),
+        ("/v1/sessions", "POST", {"prompt": "a", "\ud800": 1}, "the unknown field '\\ud800'"),
+        ("/v1/sessions", "POST", {"prompt": "a", "inputs": {"\ud800": 1}}, "\\ud800"),
         ("/v1/sessions/ID", "PATCH", {"pause": True}, "the unknown field 'pause': did you mean paused?"),
         (
             "/v1/videos",

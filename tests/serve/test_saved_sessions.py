@@ -92,6 +92,27 @@ def test_what_was_saved_is_read_again_and_forgotten(tmp_path: Path) -> None:
     assert list((tmp_path / "store").iterdir()) == []
 
 
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_record_whose_writing_was_not_confirmed_names_no_removed_snapshot(earlier: bool) -> None:
+    class Unconfirmed(Memory):
+        def put(self, name: str, pieces: list[Content]) -> None:
+            super().put(name, pieces)
+            if self.silent and ".record" in name:
+                raise StoreError("the answer is lost")
+
+        silent = False
+
+    store, session = Unconfirmed(), new_session()
+    saved = SavedSessions(store)
+    record = commit_snapshot(saved, None, session, SAVED) if earlier else None
+    store.silent = True
+    with pytest.raises(StoreError):
+        commit_snapshot(saved, record, session, Saved({"chunk": 4}, [], [b"row"]))
+    assert saved.find(session) == record
+    if record is not None:
+        assert read(saved, session)[1] == 3
+
+
 @given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 6))
 def test_a_fault_at_any_change_leaves_the_session_before_or_after(faults: list[int], last: int) -> None:
     store, session = Memory(), new_session()

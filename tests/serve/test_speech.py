@@ -380,6 +380,13 @@ def test_each_file_is_written_in_parts_and_has_the_tone_that_went_in(form: str, 
     assert abs(np.argmax(spectrum) * sample_rate / len(middle) - 440) < 5
 
 
+@pytest.mark.parametrize("form", ["mp3", "aac"])
+def test_a_file_that_has_no_such_rate_is_refused_before_anything_is_spoken(form: str) -> None:
+    with pytest.raises(ServeError) as refused:
+        sound_file(form, 40_000)
+    assert refused.value.kind.code == "unsupported"
+
+
 def test_pieces_of_a_text_are_spoken_as_they_are_written(start: Starter) -> None:
     server = start(opener)
 

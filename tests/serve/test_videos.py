@@ -13,12 +13,13 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
 import av
@@ -35,7 +36,7 @@ from seko_runtime.errors import EnvironmentLacksError
 from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
-from seko_serve.http.forms import form_fields
+from seko_serve.http.forms import MAX_FIELDS, form_fields
 from seko_serve.live.device import CAUTION, PATIENCE_S, Device, _PartialWork
 from seko_serve.media.uploads import MAX_PICTURE_BYTES
 from seko_serve.store.saved import Record, Saved, SavedSessions
@@ -387,6 +388,30 @@ def test_a_picture_is_fetched_from_a_host_that_the_operator_named(
         assert (code, "cannot be had" in answer["error"]["message"]) == (400, True)
 
 
+def test_who_leaves_before_the_answer_gets_no_video(
+    start: Starter, picture: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, left = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> bytes:
+        asked.set()
+        left.wait()
+        return picture
+
+    monkeypatch.setattr("seko_serve.video.routes.downloaded", slow)
+    server = start()
+    body = json.dumps({"prompt": PROMPT, "input_reference": "http://a/b.png"})
+    client = HTTPConnection(urlsplit(server.url).netloc)
+    client.request("POST", "/v1/videos", body)
+    asked.wait()
+    client.close()
+    assert http(f"{server.url}/health")[0] == 200  # the server has seen the end of the connection, too
+    left.set()
+    while b'refused_total{code="bad_request"} 1' not in http(f"{server.url}/metrics")[1]:
+        assert not http(f"{server.url}/v1/videos")[1]["data"]
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize("path", ["x/remix", "edits", "extensions", "characters"])
 def test_what_no_artifact_does_is_refused_in_openais_shape(start: Starter, path: str) -> None:
     status, answer = http(f"{start().url}/v1/videos/{path}", "POST", {"prompt": PROMPT})
@@ -405,6 +430,28 @@ def test_random_forms_are_refused_by_name(body: bytes, kind: str) -> None:
         except ServeError:
             continue
         assert all(isinstance(name, str) and isinstance(value, str | dict) for name, value in fields.items())
+
+
+def part(headers: str, content: str) -> bytes:
+    return f"--x\r\n{headers}\r\n\r\n{content}\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"".join(
+            part(f'Content-Disposition: form-data; name="{name}"', "") for name in range(MAX_FIELDS + 1)
+        ),
+        part("Content-Type: message/rfc822", "Content-Type: message/rfc822\r\n\r\n" * 3000),
+        part("Content-Disposition: \0%;\xff\t*", ""),
+        part('Content-Disposition: form-data; name="a"', "") * 2 + b"--x\r\n",
+    ],
+    ids=["many parts", "parts in parts", "a header that no library reads", "no end"],
+)
+def test_hostile_forms_are_refused(body: bytes) -> None:
+    end = b"" if body.endswith(b"--x\r\n") else b"--x--\r\n"
+    with pytest.raises(ServeError):
+        form_fields(KINDS[0], body + end)
 
 
 def test_a_live_session_takes_the_row_of_a_video_which_goes_on_behind_it(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -20,6 +21,8 @@ import pytest
 pytest.importorskip("aiortc")
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.rtp import RTCP_PSFB_APP, RtcpPsfbPacket, pack_remb_fci
+
+from seko_serve.settings import Settings
 
 from .browser import browser_path, open_page
 from .conftest import Running, Starter
@@ -247,6 +250,12 @@ def test_a_client_learns_the_relay_and_what_else_it_needs(start: Starter) -> Non
                 assert answer.headers["link"] is None
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("login", ["user", "user:p\u20ac", "user:p\n"])
+def test_a_login_of_the_relay_that_no_answer_can_carry_is_refused(login: str) -> None:
+    with pytest.raises(ValueError, match="SEKO_SERVE_TURN_LOGIN"):
+        Settings(Path("toy"), turn="turn:a.example.org:3478", turn_login=login)
 
 
 def test_without_the_library_nothing_is_opened(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:

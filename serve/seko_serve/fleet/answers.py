@@ -4,16 +4,16 @@ adapts the box's answer for the client.
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from seko_serve import request_ids, tracing
+from seko_serve.errors import ServeError
 from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts
+from seko_serve.http.bodies import json_object
 from seko_serve.http.forms import form_fields, is_form
 
 PASSED = ("content-type", "retry-after", "location", "etag", "accept-patch", "link")
@@ -40,17 +40,18 @@ def model_of(body: bytes, kind: str = "") -> object:
     Raises
     ------
     ServeError
-        If the body is a damaged form.
+        If the body is a damaged form, or has too many entries.
     """
     if b"model" not in body:
         return None
     if is_form(kind, body):
         return form_fields(kind, body).get("model")
-    with suppress(ValueError, RecursionError):
-        table = json.loads(body)
-        if isinstance(table, dict):
-            return table.get("model")
-    return None
+    try:
+        return json_object(body).get("model")
+    except ServeError as error:
+        if error.kind.code == "too_large":
+            raise
+        return None  # the box says what is wrong
 
 
 def placed(session: dict[str, Any], box: BoxFacts) -> dict[str, Any]:
@@ -80,6 +81,14 @@ def sent_to(box: BoxFacts, answer: Answer, query: str = "") -> Response:
     location = f"{box.web}{answer.table['url']}{query and f'&{query}'}"
     headers = {"location": location, "cache-control": "no-store"}
     return Response(status_code=307, headers=headers)
+
+
+def link_at(box: BoxFacts, answer: Answer) -> Response:
+    """Return the link to an HTTP request in a box's answer, with its complete address. If the box refused, return its
+    answer."""
+    if answer.status >= 400:
+        return passed(answer)
+    return JSONResponse({**answer.table, "url": f"{box.web}{answer.table['url']}"}, answer.status)
 
 
 def passed(answer: Answer) -> Response:

@@ -115,15 +115,22 @@ class AskedBoxes:
         return named(await self.known(), name)
 
     async def first(
-        self, boxes: list[BoxFacts], method: str, path: str, headers: dict[str, str], body: bytes = b""
+        self,
+        boxes: list[BoxFacts],
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes = b"",
+        *,
+        more_s: float = 0.0,
     ) -> tuple[BoxFacts, Answer]:
         """Ask a few boxes one after another; return the first answer that is not a refusal by a full or stopping box.
-        If all refuse, return the first refusal; if none answers, raise a ServeError.
+        If all refuse, return the first refusal; if none answers, raise a ServeError. For ``more_s`` see `Boxes.ask`.
         """
         refused: tuple[BoxFacts, Answer] | None = None
         for box in boxes[:TRIED]:
             try:
-                answer = await self._connections.ask(box, method, path, headers, body)
+                answer = await self._connections.ask(box, method, path, headers, body, more_s=more_s)
             except BoxGoneError:
                 await self.directory.withdraw(box.name)
                 self._rows.remove(box.name)

@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 
 from seko_serve.errors import ServeError
 from seko_serve.fleet.directory import (
@@ -165,7 +166,9 @@ class Box:
     async def _beat(self) -> None:
         """Renew the box's entry and leases every `BEAT_S` seconds."""
         while True:
-            if self._server.started:
+            if (
+                self._server.started and self._listener.sockets
+            ):  # one that stops listens no more while it ends
                 try:
                     await self._repeat()
                     self._answers = True
@@ -185,21 +188,30 @@ class Box:
         for place, lease in zip(leases, (await directory.renew(leases)).values(), strict=True):
             if self._leases.get(place) != leases[place] or lease == leases[place]:
                 continue
+            taken: Lease | None = None
             if lease is None:  # the directory forgot it, or did not answer for long
-                try:
-                    self._leases[place] = await directory.claim(place, self.name, 0)
-                    continue
-                except HeldError:
-                    pass
+                with suppress(HeldError):
+                    taken = await directory.claim(place, self.name, 0)
+            if self._leases.get(place) != leases[place]:  # the session gave it up meanwhile
+                if taken is not None:
+                    await directory.release(place.session, place.tenant, taken)
+                continue
+            if taken is not None:
+                self._leases[place] = taken
+                continue
             session = self._manager.sessions.get(place.session)
             if session is not None:
                 session.finish(ServeError("conflict", TAKEN))
 
+    @property
+    def _listener(self) -> asyncio.Server:
+        (listener,) = self._server.servers
+        return listener
+
     def facts(self) -> BoxFacts:
         """Return the box's entry in the directory; the server must have started."""
         manager, settings = self._manager, self._settings
-        (listener,) = self._server.servers
-        port = listener.sockets[0].getsockname()[1]
+        port = self._listener.sockets[0].getsockname()[1]
         secure = "" if settings.tls_key is None else "s"
         address = f"{settings.host}:{port}"
         return BoxFacts(

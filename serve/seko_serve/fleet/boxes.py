@@ -72,15 +72,21 @@ class Boxes:
 
         self._library = aiohttp
         self._client = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_S, sock_read=ANSWER_S),
             connector=aiohttp.TCPConnector(limit=0, ssl=authorities),
             auto_decompress=False,
         )
 
     async def ask(
-        self, box: BoxFacts, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+        self,
+        box: BoxFacts,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        more_s: float = 0.0,
     ) -> Answer:
-        """Send a request, and return the whole answer.
+        """Send a request, and return the whole answer, whose beginning is waited for `ANSWER_S` and ``more_s`` seconds.
 
         Raises
         ------
@@ -92,7 +98,12 @@ class Boxes:
         library = self._library
         try:
             async with self._client.request(
-                method, box.inside + path, headers=headers, data=body or None, allow_redirects=False
+                method,
+                box.inside + path,
+                headers=headers,
+                data=body or None,
+                allow_redirects=False,
+                timeout=library.ClientTimeout(sock_connect=CONNECT_S, sock_read=ANSWER_S + more_s),
             ) as answer:
                 fields = {name.lower(): value for name, value in answer.headers.items()}
                 return Answer(answer.status, fields, await answer.read())

@@ -138,9 +138,7 @@ class Gateway:
             yield
 
     async def _no_directory(self, request: Request, error: DirectoryError) -> Response:
-        _LOG.error("%s", error)
-        fault = ServeError("full", "the directory of sessions does not answer", retry_after=AGAIN_S)
-        return await self._refusals.known(request, fault)
+        return await self._refusals.known(request, _unanswered(error))
 
     # -- what the gateway answers itself -----------------------------------------------------------------------
 
@@ -234,7 +232,10 @@ class Gateway:
         self._access.tenant(request)
 
         async def look() -> dict[str, Any]:
-            return await self._place(request)
+            try:
+                return await self._place(request)
+            except DirectoryError as error:
+                raise _unanswered(error) from None
 
         def leave() -> None:  # in a task of its own: the one that sends the events is cancelled
             task = asyncio.create_task(self._leave_queue(request))
@@ -298,6 +299,9 @@ class Gateway:
         path, headers = request.scope["path"], headers_of(request)
         if lease is not None:
             holder = named(boxes, lease.box)
+            if holder is None:  # rows that were read before may lack the box
+                boxes = await self._boxes.known(fresh=True)
+                holder = named(boxes, lease.box)
             try:
                 if holder is not None:
                     return rewritten(
@@ -360,3 +364,9 @@ class Gateway:
         path = f"/v1/models/{name}/pictures/{number}"
         boxes = await self._boxes.with_model(request.path_params["name"])
         return passed((await self._boxes.first(boxes, "GET", path, headers_of(request)))[1])
+
+
+def _unanswered(error: DirectoryError) -> ServeError:
+    """Log that the directory does not answer; return the error for the client."""
+    _LOG.error("%s", error)
+    return ServeError("full", "the directory of sessions does not answer", retry_after=AGAIN_S)

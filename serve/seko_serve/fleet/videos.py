@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import chain
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from seko_serve.errors import ServeError
-from seko_serve.fleet.answers import headers_of, model_of, passed, sent_to
+from seko_serve.fleet.answers import headers_of, link_at, model_of, passed, sent_to
 from seko_serve.fleet.asked_boxes import AskedBoxes
+from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import raw_body
 from seko_serve.http.openings import MAX_OPENING_BYTES
+from seko_serve.media.downloads import WHOLE_S
 from seko_serve.video.routes import MAX_LISTED, listed, refused_routes
 
 
@@ -38,13 +44,16 @@ class FleetVideos:
             Route("/v1/videos", self._videos, methods=["GET"]),
             Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
             Route("/v1/videos/{name}/content", self._content, methods=["GET"]),
+            Route("/v1/videos/{name}/content/link", self._content_link, methods=["POST"]),
         ]
 
     async def _new_video(self, request: Request) -> Response:
         self._access.opener(request)
         body = await raw_body(request, MAX_OPENING_BYTES)
         boxes = await self._boxes.with_model(model_of(body, request.headers.get("content-type", "")), "video")
-        box, answer = await self._boxes.first(boxes, "POST", "/v1/videos", headers_of(request), body)
+        box, answer = await self._boxes.first(
+            boxes, "POST", "/v1/videos", headers_of(request), body, more_s=2 * WHOLE_S
+        )
         if answer.status < 400:
             await self._boxes.directory.note(str(answer.table.get("id")), box.name)
         return passed(answer)
@@ -52,12 +61,22 @@ class FleetVideos:
     async def _videos(self, request: Request) -> Response:
         """Return the newest videos of all boxes; ``after`` is the id of a video, as on one box."""
         self._access.tenant(request)
-        answers = await self._boxes.all(
-            await self._boxes.known(), f"/v1/videos?limit={MAX_LISTED}", headers_of(request)
-        )
-        videos = [video for _, answer in answers for video in answer.table.get("data", [])]
+        found = await asyncio.gather(*(self._of_box(box, request) for box in await self._boxes.known()))
+        videos = [*chain.from_iterable(found)]
         videos.sort(key=lambda video: (video["created_at"], video["id"]), reverse=True)
         return JSONResponse(listed(videos, request.query_params))
+
+    async def _of_box(self, box: BoxFacts, request: Request) -> list[dict[str, Any]]:
+        """Return all videos of a box, page by page; none if it does not answer."""
+        videos: list[dict[str, Any]] = []
+        path, more = f"/v1/videos?limit={MAX_LISTED}", True
+        while more:
+            answers = await self._boxes.all([box], path, headers_of(request))
+            table = answers[0][1].table if answers else {}
+            videos += table.get("data", [])
+            more = table.get("has_more", False)
+            path = f"/v1/videos?limit={MAX_LISTED}&after={table.get('last_id')}"
+        return videos
 
     async def _video(self, request: Request) -> Response:
         box = await self._box_of_video(request)
@@ -66,10 +85,16 @@ class FleetVideos:
 
     async def _content(self, request: Request) -> Response:
         """Redirect the client to the box of the video, so that no file passes the gateway."""
+        return sent_to(*await self._link(request), request.url.query)
+
+    async def _content_link(self, request: Request) -> Response:
+        return link_at(*await self._link(request))
+
+    async def _link(self, request: Request) -> tuple[BoxFacts, Answer]:
+        """Return the box of a video, and its answer with a link to the file there."""
         box = await self._box_of_video(request)
         path = f"/v1/videos/{request.path_params['name']}/content/link"
-        box, answer = await self._boxes.first([box], "POST", path, headers_of(request))
-        return sent_to(box, answer, request.url.query)
+        return await self._boxes.first([box], "POST", path, headers_of(request))
 
     async def _box_of_video(self, request: Request) -> BoxFacts:
         self._access.tenant(request)

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from seko_serve.errors import ServeError
-from seko_serve.fleet.answers import headers_of, model_of, passed, rewritten, sent_to
+from seko_serve.fleet.answers import headers_of, link_at, model_of, passed, rewritten, sent_to
 from seko_serve.fleet.asked_boxes import AskedBoxes
 from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts
@@ -47,8 +47,12 @@ class FleetWorkload:
         """Return the routes."""
         return [
             *(
-                Route(path, partial(self._to_free_row, path), methods=["POST"])
+                route
                 for path in self._workload.row_paths
+                for route in (
+                    Route(path, partial(self._to_free_row, path), methods=["POST"]),
+                    Route(f"{path}/link", partial(self._row_link, path), methods=["POST"]),
+                )
             ),
             *(
                 route
@@ -89,6 +93,11 @@ class FleetWorkload:
         body = await raw_body(request, MAX_OPENING_BYTES)
         model = model_of(body, request.headers.get("content-type", ""))
         return sent_to(*await self._link(path, model, request))
+
+    async def _row_link(self, path: str, request: Request) -> Response:
+        """Return a link with the address of one such request at a box with a free row."""
+        self._access.opener(request)
+        return link_at(*await self._link(path, request.query_params.get("model"), request))
 
     async def _keep(self, path: str, request: Request) -> Response:
         """Have a box of the model keep a thing, for all boxes of its artifact; see `ServedWorkload.kept_paths`."""

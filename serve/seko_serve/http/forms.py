@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterator
-from email.message import EmailMessage
-from email.parser import BytesParser
-from email.policy import HTTP
+from email.message import Message
+from email.parser import HeaderParser
+from itertools import islice, pairwise
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -16,6 +17,8 @@ from seko_serve.errors import ServeError
 from seko_serve.http.bodies import json_object, raw_body
 
 MAX_FIELDS = 100
+MAX_HEAD_BYTES = 8 << 10  # of a part's headers
+_BLANK = re.compile(rb"\r?\n\r?\n")  # the line behind them
 WITH_FILES, OF_TEXTS = "multipart/form-data", "application/x-www-form-urlencoded"
 
 
@@ -72,17 +75,36 @@ def _encoded(body: bytes) -> list[tuple[str, str]]:
 
 
 def _multipart(kind: str, body: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of the parts of a form."""
-    head = b"Content-Type: " + kind.encode("latin-1") + b"\r\n\r\n"
-    form = BytesParser(EmailMessage, policy=HTTP).parsebytes(head + body)
-    if not form.is_multipart() or form.defects:
+    """Yield the names and texts of the parts of a form. Only the headers of a part are parsed: its content may say that
+    it has parts itself."""
+    typed = Message()
+    typed["content-type"] = kind
+    boundary = typed.get_param("boundary")
+    if not isinstance(boundary, str):
         raise ServeError("bad_request", "the body is no form")
-    for part in form.iter_parts():
-        name = part.get_param("name", header="content-disposition")
-        content = part.get_payload(decode=True)
-        if not isinstance(name, str) or not isinstance(content, bytes):
-            raise ServeError("bad_request", "a part of the form has no name")
-        try:
-            yield name, b64encode(content).decode() if part.get_filename() is not None else content.decode()
-        except UnicodeDecodeError:
-            raise ServeError("bad_request", "a part of the form is neither a text nor a file") from None
+    line = re.compile(rb"\r?\n--" + re.escape(boundary.encode()) + rb"(--)?[ \t]*(?=\r?\n|\Z)")
+    content = b"\n" + body
+    lines = [*islice(line.finditer(content), MAX_FIELDS + 1)]
+    last = next((number for number, found in enumerate(lines) if found[1]), 0)
+    if not last:
+        raise ServeError("bad_request", f"the body is no form of at most {MAX_FIELDS} parts")
+    for before, after in pairwise(lines[: last + 1]):
+        yield _part(content[before.end() : after.start()])
+
+
+def _part(content: bytes) -> tuple[str, str]:
+    """Return the name and the text of a part of a form."""
+    blank = _BLANK.search(content, 0, MAX_HEAD_BYTES)
+    part = HeaderParser().parsestr(
+        content[: blank.start()].decode(errors="replace").lstrip() if blank else ""
+    )
+    name = part.get_param("name", header="content-disposition")
+    if blank is None or not isinstance(name, str):
+        raise ServeError("bad_request", "a part of the form has no name")
+    part.set_payload(content[blank.end() :].decode("ascii", "surrogateescape"))
+    try:
+        data = part.get_payload(decode=True)
+        assert isinstance(data, bytes)  # of a part without parts
+        return name, b64encode(data).decode() if part.get_filename() is not None else data.decode()
+    except ValueError:
+        raise ServeError("bad_request", "a part of the form is neither a text nor a file") from None

@@ -108,6 +108,7 @@ class _Coded(SoundFile):
         if not isinstance(stream, av.AudioStream):  # pragma: no cover - the names are of sound codecs
             raise TypeError(codec)
         stream.layout = "mono"
+        stream.codec_context.open()
         self._stream = stream
 
     def write(self, samples: NDArray[np.int16]) -> bytes:

@@ -214,15 +214,19 @@ class SavedSessions:
         if self._taken(written):
             raise TakenError(f"another process has taken {written.session} over")
         self._store.delete(name)
-        self._store.put(name, [self._check((name,), content), content])
+        try:
+            self._store.put(name, [self._check((name,), content), content])
+        except StoreError:
+            self.discard(name)  # it may be there, as when only the answer was lost
+            raise
         if before is not None and before.snapshot != written.snapshot and not self._taken(written):
             self.discard(before.snapshot)
         return written
 
-    def discard(self, snapshot: str) -> None:
-        """Remove a snapshot that no record names; if that fails, the snapshot is removed with old files later."""
+    def discard(self, name: str) -> None:
+        """Remove a file, such as a snapshot that no record names; if that fails, it is removed with old files later."""
         with suppress(StoreError):
-            self._store.delete(snapshot)
+            self._store.delete(name)
 
     def read(self, record: Record) -> Saved:
         """Return the snapshot that a record names; DamagedError if the snapshot is missing, damaged or not that

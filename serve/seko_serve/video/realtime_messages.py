@@ -259,7 +259,7 @@ def controls_of(table: Mapping[str, Any], manifest: VideoManifest) -> tuple[int 
 
 def _messages(kind: object, payload: object, manifest: VideoManifest) -> list[dict[str, Any]]:
     if kind == "prompt":
-        return [{"type": "prompt", "text": payload}]
+        return [{"type": "prompt", "text": text(payload, "prompt")}]
     if kind == "camera_actions":
         return [{"type": "keys", "held": held} for held in _held(payload, manifest)]
     if kind == "composite_input":

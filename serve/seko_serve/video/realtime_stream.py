@@ -33,6 +33,7 @@ INIT_S = 60.0  # for the first message, and after one that was refused
 BUSY_S, BUSY_STEP_S = 1.0, 0.1  # in which a row may become free: pages close one socket and open the next
 COMPLETE = "generation complete"  # the reason of the close behind `max_chunks`
 CHANNELS = 3
+MAX_PARTS = 1024  # lists and maps of a message, and entries of each
 
 
 class RealtimeStream:
@@ -374,8 +375,23 @@ def unpacked(received: bytes | str) -> dict[str, Any]:
     """Return the map of a client's message; ServeError if it is none in msgpack."""
     if isinstance(received, str):
         raise ServeError("bad_request", "a message is a text, expected a map in msgpack")
+    count = 0
+
+    def counted(part: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > MAX_PARTS:  # of a byte each, they would take a hundred times the message's memory
+            raise ServeError("too_large", f"a message has more than {MAX_PARTS} lists and maps")
+        return part
+
     try:
-        table = msgpack.unpackb(received)
+        table = msgpack.unpackb(
+            received,
+            max_array_len=MAX_PARTS,
+            max_map_len=MAX_PARTS,
+            object_hook=counted,
+            list_hook=counted,
+        )
     except (
         ValueError,
         msgpack.UnpackException,

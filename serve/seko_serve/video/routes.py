@@ -103,6 +103,8 @@ class VideoRoutes(WorkloadRoutes):
         self._manager.check_takes()
         if (prompt := opening.prompt) is not None:
             await self._manager.call(lambda pool: pool.check_prompt(prompt))
+        if await request.is_disconnected():  # nobody learns the video's id
+            raise ServeError("bad_request", "the client left before its video was queued")
         return JSONResponse(self._facts(self._jobs.add(tenant, opening, frames)))
 
     def _fetched(self, fields: Mapping[str, Any], named: str) -> dict[str, str]:
