@@ -69,8 +69,8 @@ def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
 
 
 def _check_size(manifest: Manifest, contract: Contract) -> None:
-    """Limit the number of references in all runs, before any reference is resolved. A call without references counts as
-    one reference."""
+    """Limit the number of references in all runs, and of different ones, before any reference is resolved. A call
+    without references counts as one reference."""
     count = sum(
         len(contract.programs[program].numbers)
         * sum(max(1, len(call.inputs) + len(call.outputs)) for call in calls)
@@ -81,6 +81,31 @@ def _check_size(manifest: Manifest, contract: Contract) -> None:
             f"the runs of all programs have {count} references, more than {MAX_RESOLVED_REFERENCES}; rebuild the "
             "artifact"
         )
+    different: dict[object, set[int]] = {}  # the runs in which a reference has a meaning of its own
+    count = 0
+    for program, calls in manifest.programs.items():
+        rule = contract.programs[program]
+        for text in {text for call in calls for text in (*call.inputs, *call.outputs)}:
+            key, numbers = (_in_runs(text, rule), rule.numbers) if _is_marked(text) else (text, (0,))
+            known = different.setdefault(key, set())
+            count -= len(known)
+            known.update(numbers)
+            count += len(known)
+            if count > MAX_DISTINCT_REFERENCES:
+                raise ManifestError(
+                    f"the runs of all programs have more than {MAX_DISTINCT_REFERENCES} different references; rebuild "
+                    "the artifact"
+                )
+
+
+def _is_marked(text: str) -> bool:
+    """Return whether a reference has another meaning in each run."""
+    return any(mark in text for mark in _MARKS)
+
+
+def _in_runs(text: str, rule: ProgramRule) -> tuple[object, ...]:
+    """Return what a marked reference depends on, beside the run's number."""
+    return text, rule.counts, rule.bucket
 
 
 class _Run(NamedTuple):
@@ -175,14 +200,8 @@ class _Tables:
 
     def _meaning(self, run: _Run, text: str, where: str) -> _Meaning:
         """Resolve a reference in a run. A reference that has the same meaning in all runs is resolved once."""
-        marked = any(mark in text for mark in _MARKS)
-        key = (text, run.rule.counts, run.number, run.rule.bucket) if marked else text
+        key = (*_in_runs(text, run.rule), run.number) if _is_marked(text) else text
         if key not in self._meanings:
-            if len(self._meanings) >= MAX_DISTINCT_REFERENCES:
-                raise ManifestError(
-                    f"{where}: the runs of all programs have more than {MAX_DISTINCT_REFERENCES} different references; "
-                    "rebuild the artifact"
-                )
             self._meanings[key] = self._resolve(run, text, where)
         return self._meanings[key]
 
