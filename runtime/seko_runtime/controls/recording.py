@@ -161,6 +161,12 @@ class Entry:
         """Of a recording's first entry: what the session began with, as arguments of the pool's `open_session`."""
         return {name: self.event[name] for name in OPENING if name in self.event}
 
+    @property
+    def has_controls(self) -> bool:
+        """Of a recording's first entry: whether it has the controls' state, and what follows all inputs of its chunks,
+        as a page's timeline has not."""
+        return "controls" in self.event
+
 
 class Recording:
     """What happened to a session from its beginning on. Replayed on a session of the same artifact, opened with

@@ -70,7 +70,7 @@ def fed_controls(
     """
     by_kind, by_name = events
     each = [controls_of(manifest) for _ in range(manifest.call_rows)]
-    replays = bool(entries) and "controls" in entries[0].event  # a page's timeline has none
+    replays = bool(entries) and entries[0].has_controls
     for controls in each:
         if replays:
             controls.load(entries[0].event["controls"])

@@ -45,8 +45,8 @@ class RunInputs:
 
     @property
     def replays(self) -> bool:
-        """Whether the recording of ``--events`` has all inputs of its chunks, as a page's timeline has not."""
-        return bool(self.entries) and "controls" in self.entries[0].event
+        """Whether the recording of ``--events`` has all inputs of its chunks."""
+        return bool(self.entries) and self.entries[0].has_controls
 
     @property
     def controlled(self) -> set[str]:
