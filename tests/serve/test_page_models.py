@@ -168,9 +168,8 @@ def test_a_world_plays_in_order_moves_as_keys_say_and_changes_with_the_sentence(
             "document.querySelectorAll('#history li').length === 2 && !document.querySelector('.waiting')"
         )
         chunk = "Number(document.getElementById('chunk').textContent)"
-        page.until(
-            f"{chunk} >= {page.value(chunk)} + 4"
-        )  # at most 2 are on the way; 2 further ones follow it
+        # At most 2 are on the way, and 2 further ones follow it.
+        page.until(f"{chunk} >= {page.value(chunk)} + 4")
         picture = page.pixels()
         assert share(picture, yellow) > 0.05
         assert share(picture, purple) < 0.01

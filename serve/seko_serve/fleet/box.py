@@ -166,9 +166,8 @@ class Box:
     async def _beat(self) -> None:
         """Renew the box's entry and leases every `BEAT_S` seconds."""
         while True:
-            if (
-                self._server.started and self._listener.sockets
-            ):  # one that stops listens no more while it ends
+            # A server that stops has ended to listen before it ends itself.
+            if self._server.started and self._listener.sockets:
                 try:
                     await self._repeat()
                     self._answers = True

@@ -351,9 +351,8 @@ class Device:
         while True:
             with self._desk:
                 while not self._stopping:
-                    now = (
-                        time.monotonic()
-                    )  # before `ready`: what becomes ready meanwhile is looked at again at once
+                    # Read before `ready`, so that `_patience` counts what becomes ready meanwhile.
+                    now = time.monotonic()
                     if self._calls or any(stream.ready() for stream in self._streams):
                         break
                     if self._fits_part(now) or self._fits_background(pool, now):

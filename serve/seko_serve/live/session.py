@@ -127,7 +127,7 @@ class LiveSession:
         self.viewer, self.ticket, self.tokens = Viewer(content.rate, loop), Ticket(), ResumeTokens()
         self.watch_tokens = WatchTokens()
         self._codecs: tuple[Codec, ...] = ()  # of the stream; none before the first socket
-        self._encoder = ChunkEncoder(self.viewer, workers, metrics, self.fail, wake, self.trace)
+        self._encoder = ChunkEncoder(self.viewer, workers, metrics, self.end_with, wake, self.trace)
         self._wake, self._metrics, self._lead_s = wake, metrics, lead_s
         self.savable, self._save = save is not None, save
         self._every = snapshot_every if self.savable else 0
@@ -430,9 +430,9 @@ class LiveSession:
     def failed(self, error: Exception) -> None:
         """End the session with an error, and free its row: a chunk cannot be made."""
         self.close()
-        self.fail(error)
+        self.end_with(error)
 
-    def fail(self, error: Exception) -> None:
+    def end_with(self, error: Exception) -> None:
         """End the session with an error; any thread may call this. The row is left to the device's thread, which may be
         making a chunk of it."""
         _LOG.error("session %s ended: %s", self.name, type(error).__name__)

@@ -84,8 +84,8 @@ class Opening:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Opening:
-        """Return the conditions from a value that `state` returned; KeyError, TypeError or ValueError if the value is
-        invalid.
+        """Return the conditions from a value that `state` returned; KeyError, TypeError, ValueError or the runtime's
+        UsageError if the value is invalid.
         """
         return cls(
             None,
