@@ -66,7 +66,9 @@ class Parts(NamedTuple):
         """
         tiles, rest_tiles = -(-whole_tokens // tile), -(-self.tokens // tile)
         whole = tiles * heads * batch
-        ints = (max(tiles, 1), whole, whole_tokens, self.splits, self.tokens)
+        # Torch's compiler would make a constant of a 1, and another kernel, for whose loops the registers are too few.
+        splits = max(self.splits, 2)
+        ints = (max(tiles, 1), whole, whole_tokens, splits, self.tokens)
         return whole + rest_tiles * heads * batch * self.splits, ints
 
     def combine(self, whole: Tensor) -> None:

@@ -25,6 +25,7 @@ class Case:
     valid_tokens: tuple[int, ...]
     key_offset: float = 0.0  # added along each query's mean direction, to move scores far from 0
     outliers: bool = False
+    sink: bool = False  # one key has nearly all weight, and a value of 0
     more_own: int = 0  # own keys beyond those of the queries
 
 
@@ -42,6 +43,8 @@ def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
     # Scores of -60 and less: a masked position whose score counted as 0 would get all the weight.
     yield Case("scores far below zero", 130, heads, 700, (523,), key_offset=-8.0 * head_dim**0.5)
     yield Case("outlier channels", 130, heads, 700, (523,), outliers=True)
+    # The result is what the other keys give, each of about 2 ** -16 of the largest weight.
+    yield Case("a key that all queries look at", 130, heads, 700, (523,), sink=True)
     yield Case("own keys that are no queries", 130, heads, 700, (1, 523), more_own=301)
     if full is not None:
         _, query_tokens, cache_tokens = full
@@ -69,6 +72,8 @@ def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
     k_own = normal(batch, own_tokens, heads, head_dim)
     v_own = normal(batch, own_tokens, heads, 3 * head_dim)
     q, k, k_own = _made_hard(case, normal, q, (k, k_own), (v.transpose(2, 3), v_own))
+    if case.sink:  # what own keys give is exact, and would hide the rest
+        v_own.zero_()
     valid = torch.tensor(case.valid_tokens, device=device)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     codes, k_scale = int8_tiles(k, largest_of_tiles(k))
@@ -136,13 +141,19 @@ def _made_hard(
     keys: tuple[Tensor, ...],
     values: tuple[Tensor, ...],
 ) -> tuple[Tensor, ...]:
-    """Return queries and keys [..., H, D] changed to the kind of numbers of the case; outlier channels are written into
-    values [..., D] in place."""
+    """Return queries and keys [..., H, D] changed to the kind of numbers of the case; outlier channels and the key of
+    all weight are written into the last keys and values [..., D] in place."""
     if case.key_offset:
         direction = normal(*q.shape[2:])
         direction = direction / direction.norm(dim=-1, keepdim=True)
         q = q * 0.3 + direction * q.shape[-1] ** 0.5 / 2
         keys = tuple(k + direction * case.key_offset for k in keys)
+    if case.sink:
+        direction = normal(*q.shape[2:])
+        direction = direction / direction.norm(dim=-1, keepdim=True)
+        q = q * 0.3 + direction * q.shape[-1] ** 0.5 / 2
+        keys[-1][:, 0] = direction * 20
+        values[-1][:, 0] = 0
     if case.outliers:
         q[..., 7] *= 5
         for k in keys:

@@ -68,7 +68,7 @@ EIGHT_BITS = Shown(
     descriptors=4,
     opcodes={"HGMMA", "IGMMA", "QGMMA"},
     most_spilt=40,
-    ones=("splits", "tiles"),
+    ones=("tiles",),
     written=tuple(OUTPUTS),
 )
 SPARSE = replace(
@@ -91,7 +91,7 @@ SIXTEEN_BITS = Shown(
     descriptors=2,
     opcodes={"HGMMA"},
     most_spilt=10,
-    ones=("splits", "tiles"),
+    ones=("tiles",),
     written=tuple(OUTPUTS),
 )
 _SIXTEEN_BIT_TENSORS = ("X", "EARLIER", "W", "SCALE", "BIAS", "RESIDUAL", "OUT")

@@ -5,6 +5,10 @@ A program of the 8-bit attention kernel has four warpgroups. One warpgroup loads
 memory, and each of the other three warpgroups handles 64 queries. The kernel is written in Gluon, because Triton does
 not let a kernel control which warpgroup waits for which barrier, and in which register order a matrix instruction takes
 its first operand.
+
+Weights of cached keys are rounded to e4m3 anyway, so `_weights` computes their bytes without an exponential: a byte of
+e4m3 is, but for a term that is at most 0.7, eight times the logarithm of its number. Sums of the rounded weights come
+from a product with ones.
 """
 
 from __future__ import annotations
@@ -32,6 +36,10 @@ from seko_kernels.gluon.warpgroups import (
     write_result,
 )
 from seko_kernels.hopper_attention import RUNTIME_INTS
+
+# What the byte of an e4m3 number is below eight times its logarithm plus 56, such that the mean of numbers is right:
+# 8 * log2 of the mean of (1 + f) / 2 ** f over fractions f of the logarithm.
+MIDDLE = gl.constexpr(0.4605)
 
 
 @gluon.jit(do_not_specialize=RUNTIME_INTS)  # type: ignore[untyped-decorator]
@@ -278,8 +286,12 @@ def _attention(  # type: ignore[no-untyped-def]
 
     q_ring = gl.allocate_shared_memory(gl.bfloat16, [3, 64, 128], BF16)
     codes_ring = gl.allocate_shared_memory(gl.int8, [3, 64, 128], INT8)
+    factors = gl.allocate_shared_memory(gl.float32, [3, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     k_ring = gl.allocate_shared_memory(gl.int8, [STAGES, 128, 128], INT8)
     v_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 128, 128], INT8)
+    ones = gl.allocate_shared_memory(gl.int8, [8, 128], INT8)
+    ones.store(gl.full([8, 128], 0x38, gl.int8, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
+    ones = ones._reinterpret(gl.float8e4nv, [8, 128], INT8)
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
@@ -314,7 +326,7 @@ def _attention(  # type: ignore[no-untyped-def]
         OUT, PART_OUT, PART_LSE, parts, part, row64, head, query_tokens, rest_tokens, HEADS
     )
 
-    rings = (q_ring, codes_ring, k_ring, v_ring)
+    rings = (q_ring, codes_ring, factors, k_ring, v_ring, ones)
     barriers = (k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty)
     sources = (k_base, v_base, k_own_base, v_own_base, chosen, cached, own_tokens, v_columns, v_own_stride)
     queries = (q_base, query, query_tokens, own_tokens)
@@ -348,7 +360,7 @@ def _fetch(  # type: ignore[no-untyped-def]
     GROUPED: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=5)
     BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     k_base, v_base, k_own_base, v_own_base, chosen, cached, own_tokens, v_columns, v_own_stride = sources
-    _, _, k_ring, v_ring = rings
+    _, _, _, k_ring, v_ring, _ = rings
     k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty = barriers
     own_first, own_last, first, last = places
 
@@ -474,7 +486,7 @@ def _attend_all(  # type: ignore[no-untyped-def]
     OWN_ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     OWN_STAGES: gl.constexpr = STAGES * 64 // OWN_N
-    q_ring, codes_ring, k_ring, v_ring = rings
+    q_ring, codes_ring, factors, k_ring, v_ring, ones = rings
     k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty = barriers
     own_first, own_last, first, last = places
     scales, chosen, v_scale_at, out_base, lse_base, out_query, out_tokens, limit, parts = target
@@ -502,16 +514,27 @@ def _attend_all(  # type: ignore[no-untyped-def]
     v_scale = gl.load(v_scale_at)
     acc = gl.convert_layout(acc * (1.0 / v_scale), ACC)
     m = gl.convert_layout(m, ROW)
-    like = lane_sums(gl.zeros([64, 128], gl.float32, ACC))
-    total = gl.convert_layout(total, like.type.layout)
+    total = gl.convert_layout(gl.sum(total, 1), ROW)
 
     if PAST:
-        ring = (k_ring, v_ring, k_ready, v_ready, empty)
+        ring = (k_ring, v_ring, ones, k_ready, v_ready, empty)
         m, total, acc = _past_tiles(
-            q, codes_ring.index(GROUP), scales, chosen, ring, first, last, limit, m, total, acc, SOFTMAX_SCALE
+            q,
+            codes_ring.index(GROUP),
+            factors.index(GROUP),
+            scales,
+            chosen,
+            ring,
+            first,
+            last,
+            limit,
+            m,
+            total,
+            acc,
+            SOFTMAX_SCALE,
         )
 
-    total = gl.convert_layout(gl.sum(total, 1), ROW)
+    v_scale = gl.load(v_scale_at)  # again: held, it would be a register of the loops
     written = (out_base, lse_base, out_query, out_tokens, parts)
     write_result(acc, m, total, v_scale, written, WIDTH, GROUP, 8)
 
@@ -549,7 +572,7 @@ def _own_tile(  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _past_tiles(  # type: ignore[no-untyped-def]
-    q, codes, scales, chosen, ring, first, last, limit, m, total, acc, SOFTMAX_SCALE: gl.constexpr
+    q, codes, factors, scales, chosen, ring, first, last, limit, m, total, acc, SOFTMAX_SCALE: gl.constexpr
 ):
     """Return the maximum, the sums and the accumulated values `acc` [64, 128] after all cached tiles. The queries are
     written to `codes` [64, 128] as int8."""
@@ -559,6 +582,7 @@ def _past_tiles(  # type: ignore[no-untyped-def]
     TOKENS: gl.constexpr = gl.DistributedLinearLayout(
         [[1], [2], [16], [32], [64]], [[4], [8], [0], [0], [0]], [[0], [0]], [], [128]
     )
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 32])
     STAGES: gl.constexpr = ring[0].shape[0]
     # The computation of `int8_rows`: scales are computed from exponent bits, and adding 1.5 * 2**23 leaves the
     # rounded integer in a float's low bits.
@@ -568,24 +592,27 @@ def _past_tiles(  # type: ignore[no-untyped-def]
     inverse = (0x7F000000 - scale_bits).to(gl.float32, bitcast=True)
     rounded = gl.minimum(gl.maximum(values * gl.expand_dims(inverse, 1), -127.0), 127.0)
     codes.store((rounded + 12582912.0).to(gl.int32, bitcast=True).to(gl.int8))
+    factors.store(scale_bits.to(gl.float32, bitcast=True) * SOFTMAX_SCALE)
     seen_by_products()
-    factor = gl.convert_layout(scale_bits.to(gl.float32, bitcast=True), ROW) * SOFTMAX_SCALE
 
     tokens = gl.permute(gl.reshape(gl.arange(0, 128, TOKENS), [8, 4, 2, 2]), [0, 2, 1, 3])
     tokens = gl.convert_layout(gl.reshape(tokens, [128]), gl.SliceLayout(0, ACC))
+    # Every thread of a row has the row's sum.
+    like = _one_a_thread(gl.zeros([64, 8], gl.float32, SUMS))
+    total = gl.expand_dims(gl.convert_layout(total, gl.SliceLayout(1, like.type.layout)), 1) + like
     stage = 0
     phase = 0
     for position in range(first, last - 1):
         i = _tile_at(chosen, position)
         m, total, acc = _past_tile(
-            codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, False
+            codes, factors, scales, ring, i, stage, phase, tokens, limit, m, total, acc, False
         )
         stage, phase = next_stage(stage, phase, STAGES)
     i = _tile_at(chosen, last - 1)
     m, total, acc = _past_tile(
-        codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, True
+        codes, factors, scales, ring, i, stage, phase, tokens, limit, m, total, acc, True
     )
-    return m, total, acc
+    return m, gl.convert_layout(gl.max(total, 1), ROW), acc
 
 
 @gluon.jit
@@ -599,7 +626,7 @@ def _tile_at(chosen, position):  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _past_tile(  # type: ignore[no-untyped-def]
-    codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, MASK: gl.constexpr
+    codes, factors, scales, ring, i, stage, phase, tokens, limit, m, total, acc, MASK: gl.constexpr
 ):
     """Return the maximum, the sums and the accumulated values `acc` [64, 128] after cached tile i.
 
@@ -607,9 +634,11 @@ def _past_tile(  # type: ignore[no-untyped-def]
     floats, 1.5 * 2**23 too large and in the same order, so that no conversion is needed. The term that is subtracted
     in the exponent removes the excess.
     """
-    k_ring, v_ring, k_ready, v_ready, empty = ring
+    k_ring, v_ring, ones, k_ready, v_ready, empty = ring
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 32])
+    factor = factors.load(ROW)  # held, it would be two registers more than there are
     if MASK:
         # A tile after all keys has no scale, and a tile of zeros may have scale 0; times -inf of a masked position it
         # would give NaN.
@@ -624,32 +653,65 @@ def _past_tile(  # type: ignore[no-untyped-def]
         s = gl.where(gl.expand_dims(i * 128 + tokens < limit, 0), s, -0x800000)  # bits of -inf
     top = gl.max(s, 1).to(gl.float32, bitcast=True) - 12582912.0
     m_new = gl.maximum(m, top * factor)
-    minus = gl.fma(factor, gl.full([64], 12582912.0, gl.float32, ROW), m_new - 8.0)
-    p = exp2(s.to(gl.float32, bitcast=True) * gl.expand_dims(factor, 1) - gl.expand_dims(minus, 1))
+    # A weight is 2 ** (score * factor - m_new + 8), so its byte, without MIDDLE, is 8 * (score * factor - m_new + 15).
+    # 1024 more is what `_weights` takes.
+    eight = factor * 8.0
+    minus = gl.fma(
+        eight, gl.full([64], 12582912.0, gl.float32, ROW), (m_new - (1024.0 + 120.0 - MIDDLE) / 8) * 8.0
+    )
+    bytes_ = s.to(gl.float32, bitcast=True) * gl.expand_dims(eight, 1) - gl.expand_dims(minus, 1)
     decay = exp2(m - m_new)
-    total = decayed(total, decay) + lane_sums(p)
-    by_token = gl.reshape(gl.permute(gl.reshape(p, [64, 8, 2, 4, 2]), [0, 1, 3, 2, 4]), [64, 128])
-    p8 = _e4m3(gl.convert_layout(by_token, gl.DotOperandLayout(0, ACC, 4)))
+    by_token = gl.permute(gl.reshape(bytes_, [64, 8, 2, 4, 2]), [0, 1, 3, 2, 4])
+    p8 = _weights(gl.convert_layout(gl.reshape(by_token, [64, 128]), gl.DotOperandLayout(0, ACC, 4)))
     mbarrier.wait(v_ready.index(stage), phase)
     # Products are summed in two levels: Hopper's fp8 accumulator keeps about 14 bits, so it sums at most one tile;
     # tiles are added in fp32.
     none = gl.zeros([64, 128], gl.float32, ACC)
     product = warpgroup_mma(p8, v_ring.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
-    product = warpgroup_mma_wait(0, deps=(product,))
+    none = gl.zeros([64, 8], gl.float32, SUMS)
+    sums = warpgroup_mma(p8, ones.permute((1, 0)), none, use_acc=False, is_async=True)
+    product = warpgroup_mma_wait(1, deps=(product,))
     mbarrier.arrive(empty.index(stage), count=1)
     acc = acc * gl.expand_dims(gl.convert_layout(decay, ROW), 1) + product
+    sums = warpgroup_mma_wait(0, deps=(sums,))
+    total = decayed(total, decay) + _one_a_thread(sums)
     return m_new, total, acc
 
 
 @gluon.jit
-def _e4m3(x):  # type: ignore[no-untyped-def]
-    """Convert four numbers of a thread to the e4m3 bytes of one register.
+def _one_a_thread(sums):  # type: ignore[no-untyped-def]
+    """Return one of the equal columns of `sums` [64, 8] for each of a row's four threads, as [64, 4]."""
+    return gl.max(gl.reshape(sums, [64, 4, 2]), 2)
+
+
+@gluon.jit
+def _weights(x):  # type: ignore[no-untyped-def]
+    """Return weights as e4m3 numbers. `x` is 1024 larger than their bytes, which are not rounded.
+
+    Rounded to 16 bits, a number from 1024 on has its integer part in its low bits. For bytes below 8, of numbers
+    without an exponent of their own, the byte halves where `x` falls by 8; a line of a quarter of the slope stands for
+    that curve. Without it keys of less than 2 ** -15 of the largest weight would have none, although many of them may
+    have as much as one key that every query looks at. Numbers are compared as integers, which have the same order. Four
+    weights make a register.
 
     The assembly is declared impure, because the compiler would otherwise move it after a later wait.
     """
     return gl.inline_asm_elementwise(
-        "{ .reg .b16 lo, hi; cvt.rn.satfinite.e4m3x2.f32 lo, $2, $1; cvt.rn.satfinite.e4m3x2.f32 hi, $4, $3; "
-        "mov.b32 $0, {lo, hi}; }",
+        """{
+        .reg .b32 lo, hi, low_lo, low_hi, quarter, above, least;
+        mov.b32 quarter, 0x34003400;  // 0.25
+        mov.b32 above, 0x62096209;    // 772.5, so that the lines meet at a byte of 6
+        mov.b32 least, 0x64006400;    // 1024
+        cvt.rn.f16x2.f32 lo, $2, $1;
+        cvt.rn.f16x2.f32 hi, $4, $3;
+        fma.rn.f16x2 low_lo, lo, quarter, above;
+        fma.rn.f16x2 low_hi, hi, quarter, above;
+        max.s16x2 lo, lo, low_lo;
+        max.s16x2 hi, hi, low_hi;
+        max.s16x2 lo, lo, least;
+        max.s16x2 hi, hi, least;
+        prmt.b32 $0, lo, hi, 0x6420;  // the low byte of each
+        }""",
         "=r,f,f,f,f",
         [x],
         dtype=gl.float8e4nv,
