@@ -73,6 +73,7 @@ AREAS: Mapping[str, tuple[Feature, ...]] = {
         Feature(
             "context-reuse", "no context pass: the last denoise pass's cache", ("context_reuse_vs_pass",)
         ),
+        Feature("past-share", "attention to a share of the cached keys", ("fps_14b_one_gpu",)),
         Feature("offload", "KV cache on the host", ("layer_streaming", "offload_bandwidth_share")),
     ),
     "Media": (

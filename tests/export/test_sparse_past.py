@@ -137,6 +137,7 @@ class TrueOps(LayerOps):
         return [held[slot] for slot in sorted(held) if held[slot] < first]
 
 
+@pytest.mark.shows("past-share")
 @pytest.mark.parametrize("resident", [False, True])
 def test_every_pass_is_that_of_a_masked_attention(resident: bool) -> None:
     """Two rows, the second begun anew behind the fourth chunk; the ring goes round."""
