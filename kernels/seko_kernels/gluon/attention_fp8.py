@@ -289,7 +289,7 @@ def _attention(  # type: ignore[no-untyped-def]
     factors = gl.allocate_shared_memory(gl.float32, [3, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     k_ring = gl.allocate_shared_memory(gl.int8, [STAGES, 128, 128], INT8)
     v_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 128, 128], INT8)
-    ones = gl.allocate_shared_memory(gl.int8, [8, 128], INT8)
+    ones = gl.allocate_shared_memory(gl.int8, [8, 128], INT8)  # in e4m3, whose byte of 1 is 0x38
     ones.store(gl.full([8, 128], 0x38, gl.int8, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
     ones = ones._reinterpret(gl.float8e4nv, [8, 128], INT8)
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
@@ -575,7 +575,7 @@ def _past_tiles(  # type: ignore[no-untyped-def]
     q, codes, factors, scales, chosen, ring, first, last, limit, m, total, acc, SOFTMAX_SCALE: gl.constexpr
 ):
     """Return the maximum, the sums and the accumulated values `acc` [64, 128] after all cached tiles. The queries are
-    written to `codes` [64, 128] as int8."""
+    written to `codes` [64, 128] as int8, and what their scores are multiplied by to `factors` [64]."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     CODES: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
