@@ -104,7 +104,9 @@ def _pt_sources(path: Path, layout: Layout, part: str, state: object) -> tuple[T
             f"{part} in {path} is no dict of named tensors: {type(state).__name__}; expected {layout.formats}"
         )
     foreign = next((sentence for key in _keys_in(state) if (sentence := foreign_format(key))), None)
-    strangers = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
+    strangers = [
+        key for key, value in state.items() if not isinstance(value, torch.Tensor) or value.is_nested
+    ]  # a nested tensor has no shape
     if strangers and foreign is not None:
         raise NotACheckpointError(f"{path}: {foreign}")
     if strangers:

@@ -208,6 +208,12 @@ def test_pt_of_other_structure(content: Any, save_pt: Callable[[Any], Path], mod
     refusal(save_pt(content), model, errors.NotACheckpointError)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_has_no_shape(save_pt: Callable[[Any], Path], model: ModelConfig) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    refusal(save_pt({"generator_ema": {"a": nested}}), model, errors.NotACheckpointError)
+
+
 def test_folders_without_a_checkpoint_or_with_several(
     tmp_path: Path, write: Callable[..., Path], model: ModelConfig
 ) -> None:
