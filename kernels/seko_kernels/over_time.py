@@ -88,7 +88,8 @@ def attention_over_time(
     expect_dims("k", k, 4, "[slots, positions, heads, size]")
     batch, tokens, _, heads, size = q.shape
     _, frames, pairs = cos.shape
-    if size & (size - 1) or not 0 < 2 * pairs <= size or not frames or tokens % frames or len(k) % slots:
+    whole_rows = slots > 0 and len(k) % slots == 0 and (rows is not None or len(k) == batch * slots)
+    if size & (size - 1) or not 0 < 2 * pairs <= size or not frames or tokens % frames or not whole_rows:
         raise KernelsError(
             f"{tokens} tokens of {frames} frames, {size} channels of which {2 * pairs} turn, {len(k)} cached frames of "
             f"{slots} slots: expected whole frames and rows, and a power of two"

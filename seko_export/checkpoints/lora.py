@@ -131,7 +131,9 @@ def fits(lora: OpenedLora, model: ModelIdentity, keys: KeyTable) -> bool:
 
 
 def _name(path: Path) -> str:
-    return path.name or path.resolve().name
+    """Return the name of a LoRA's file for JSON files in UTF-8, into which not every name of a file fits."""
+    name = path.name or path.resolve().name
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _merged(source: TensorSource, changes: tuple[Change, ...]) -> Tensor:

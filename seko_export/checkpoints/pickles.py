@@ -23,6 +23,7 @@ from seko_export.errors import CheckpointError, MachineError
 
 SCANNED_BYTES = 10_000_000  # of a pickle, for the message that refuses it
 MAX_PICKLE_BYTES = 8 << 20  # names and shapes of tensors; those of a model of 14B take 0.5 MB
+_ENCRYPTED = 1  # flag of a zip's entry
 # What TransformerEngine pickles beside its weights: the state of its quantisers, as bytes or as classes of its own.
 _EXTRA_STATE = "._extra_state"
 _TRANSFORMER_ENGINE = ("_codecs.encode", "_io.BytesIO", "transformer_engine.")
@@ -103,7 +104,9 @@ def _pt_sources(path: Path, layout: Layout, part: str, state: object) -> tuple[T
             f"{part} in {path} is no dict of named tensors: {type(state).__name__}; expected {layout.formats}"
         )
     foreign = next((sentence for key in _keys_in(state) if (sentence := foreign_format(key))), None)
-    strangers = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
+    strangers = [
+        key for key, value in state.items() if not isinstance(value, torch.Tensor) or value.is_nested
+    ]  # a nested tensor has no shape
     if strangers and foreign is not None:
         raise NotACheckpointError(f"{path}: {foreign}")
     if strangers:
@@ -152,10 +155,12 @@ def _read_pickle_of_zip(path: Path, layout: Layout) -> bytes:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             names = [entry.filename for entry in entries]
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            if any(
+                entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _ENCRYPTED for entry in entries
+            ):
                 # A mapped read takes the bytes as they lie: compressed ones would be read as weights.
                 raise NotACheckpointError(
-                    f"{path} is a compressed zip; torch.save stores plainly: save it again"
+                    f"{path} is a compressed or encrypted zip; torch.save stores plainly: save it again"
                 )
             pickles = [name for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
             if len(pickles) != 1 or any(name.endswith("/constants.pkl") for name in names):

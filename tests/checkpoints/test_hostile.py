@@ -166,6 +166,19 @@ def test_compressed_zip_is_not_mapped_as_weights(
     assert "compressed" in str(refusal(path, model, errors.NotACheckpointError))
 
 
+def test_encrypted_zip_is_not_mapped_as_weights(write: Callable[..., Path], model: ModelConfig) -> None:
+    path = write("self-forcing")
+    with zipfile.ZipFile(path) as archive:
+        entry = archive.start_dir
+    content = bytearray(path.read_bytes())
+    while content[entry : entry + 4] == b"PK\x01\x02":  # each entry of the directory gets the flag
+        content[entry + 8] |= 1
+        sizes = (int.from_bytes(content[entry + at : entry + at + 2], "little") for at in (28, 30, 32))
+        entry += 46 + sum(sizes)
+    path.write_bytes(content)
+    assert "encrypted" in str(refusal(path, model, errors.NotACheckpointError))
+
+
 def test_other_zip_is_refused(tmp_path: Path, model: ModelConfig) -> None:
     path = tmp_path / "other.pt"
     with zipfile.ZipFile(path, "w") as out:
@@ -193,6 +206,12 @@ def test_entries_that_are_not_there(
 )
 def test_pt_of_other_structure(content: Any, save_pt: Callable[[Any], Path], model: ModelConfig) -> None:
     refusal(save_pt(content), model, errors.NotACheckpointError)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_has_no_shape(save_pt: Callable[[Any], Path], model: ModelConfig) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    refusal(save_pt({"generator_ema": {"a": nested}}), model, errors.NotACheckpointError)
 
 
 def test_folders_without_a_checkpoint_or_with_several(

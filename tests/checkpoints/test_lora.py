@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable
 from hashlib import sha256
@@ -439,6 +440,16 @@ def test_the_folder_of_diffusers(
     (tmp_path / "lora").mkdir()
     write_lora(tmp_path / "lora/pytorch_lora_weights.safetensors", pairs, "diffusers", ALPHA)
     assert_merged(load(tmp_path / "lora"), weights, pairs, alpha=ALPHA)
+
+
+def test_a_name_that_is_not_utf_8(tmp_path: Path, load: Load, pairs: dict[str, Pair]) -> None:
+    """A build writes the name into its bill of materials and its manifest."""
+    write_lora(tmp_path / "lora", pairs, "comfyui", ALPHA)
+    path = tmp_path / os.fsdecode(b"style-\xff.pt")
+    with path.open("wb") as file:
+        torch.save(load_file(tmp_path / "lora"), file)
+    (adapter,) = load(path).adapters
+    assert adapter.name.encode("utf-8") == rb"style-\udcff.pt"
 
 
 def test_a_negative_weight_subtracts(

@@ -69,6 +69,23 @@ def test_linear_layers(sizes: tuple[int, int, int, int], form: str, warpgroup: b
         assert not tickets.any()
 
 
+@pytest.mark.parametrize("warpgroup", [False, True])
+def test_parts_that_end_behind_the_sum_read_nothing_there(warpgroup: bool) -> None:
+    """Three turns of 64 products in two parts of two turns: behind the weights lies NaN."""
+    rows, outer, inner = 2, 32, 192
+    torch.manual_seed(0)
+    x, hidden = torch.randn(rows, inner), torch.randn(rows, outer)
+    memory = torch.full((outer * inner + 256,), torch.nan)
+    weight = memory[: outer * inner].view(outer, inner).copy_(torch.randn(outer, inner))
+    out, tickets = torch.empty(rows, outer), torch.zeros(TICKETS, dtype=torch.int32)
+    tiles = RowTiles(16, 32 if warpgroup else 16, 64, 2, 4, 2, warpgroup)
+    launch_few_rows(
+        *(kernel_of(tiles), x, None, weight, None, hidden, out, tickets, EPS, SCALE, False, False, tiles)
+    )
+    expected = reference.added(hidden, reference.linear(x, weight, None), SCALE)
+    assert relative_error(out, expected) <= FUSED[torch.float32]
+
+
 @pytest.mark.parametrize("shape", LOCALS, ids=str)
 def test_attention_among_few_tokens(shape: Local) -> None:
     qkv, cos, sin = local_inputs(shape)

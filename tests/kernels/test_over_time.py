@@ -74,6 +74,14 @@ def test_wrong_tensors_are_refused(change: dict[int, Callable[[Tensor], Tensor]]
         attention_over_time(*given, SLOTS)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("cached_rows", "slots"), [(1, SLOTS), (ROWS, SLOTS), (ROWS, 0)])
+def test_rows_in_order_are_those_of_the_call(cached_rows: int, slots: int) -> None:
+    q, k, v, *tables, _ = inputs(5, shared=False)
+    cached = cached_rows * SLOTS
+    with pytest.raises(KernelsError, match="whole frames and rows"):
+        attention_over_time(q, k[:cached], v[:cached], *tables, None, slots)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_kernel_compiles_without_spills(
     shared: bool,

@@ -141,7 +141,7 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
         inside = (k < K)[:, None, :]
         x = tl.load(X + m[None, :, None] * K + k[:, None, :], mask=live[None, :, None] & inside, other=0.0)
         place = channel[None, :, None] * K + k[:, None, :]
-        if K % BK == 0:
+        if K == SPLITS * PART:
             w = tl.load(W + place)
             if GATED:
                 up_w = tl.load(W + N * K + place)
