@@ -196,13 +196,15 @@ def test_a_text_becomes_a_wav(artifact: Path, tmp_path: Path, capsys: Said) -> N
 def test_a_file_is_spoken_sentence_by_sentence(
     artifact: Path, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line's end is a blank; the sound is that of --text, and of stdin."""
+    """A line's end is a blank; the sound is that of --text, of stdin, and of a file that begins with a mark."""
     text, output = "abcd is\n  hallo.\nzzzz.\n\nqqqq", tmp_path / "out.wav"
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "marked.txt").write_text(text, encoding="utf-8-sig")
     wanted = said_in_turn(["abcd is hallo.", "zzzz.", "qqqq"], positions=32, seed=3)
     arguments = ["run", str(artifact), "--seed", "3", "-o", str(output)]
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    for more in (["--text-file", str(tmp_path / "text.txt")], ["--text-file", "-"], ["--text", text]):
+    files = (["--text-file", str(tmp_path / name)] for name in ("text.txt", "marked.txt"))
+    for more in (*files, ["--text-file", "-"], ["--text", text]):
         assert main([*arguments, *more]) == 0
         np.testing.assert_array_equal(read_wav(str(output)), levels(wanted))
     assert "sentences do not go on in the voice" in capsys.readouterr().out
