@@ -225,6 +225,14 @@ def test_a_sentence_of_a_pipe_that_is_too_long_leaves_the_sound_before_it(
     np.testing.assert_array_equal(read_wav(str(output)), in_16_bits("hallo.", seed=3))
 
 
+def test_a_text_that_does_not_fit_leaves_no_voice(artifact: Path, tmp_path: Path) -> None:
+    written_wav(tmp_path / "ada.wav", np.zeros(8))
+    arguments = ["run", str(artifact), "--voice", str(tmp_path / "ada.wav"), "-o", str(tmp_path / "out.wav")]
+    kept = tmp_path / "ada.safetensors"
+    assert main([*arguments, "--save-voice", str(kept), "--text", "x" * 40]) == 2
+    assert not kept.exists()
+
+
 def test_a_closed_stdin_is_told(
     artifact: Path, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,10 +159,10 @@ def _run(
             session.voice = session.encode_voice(voice.reference, continued=voice.continued, text=voice.text)
         elif voice is not None:
             session.voice = voice
-        if options.save_voice is not None:
-            session.voice.save(options.save_voice)
         if isinstance(text, str):
             session.check_text(text)
+        if options.save_voice is not None:
+            session.voice.save(options.save_voice)
         cut = apart = 0
         refusal: UsageError | InputFileError | None = None
         try:
