@@ -282,6 +282,15 @@ def test_a_kept_voice_is_encoded_once_and_speaks_as_the_recording_would(
     assert (code, answer["error"]["param"]) == (400, "voice")
 
 
+@pytest.mark.parametrize("name", ["a/b", ".", ".."])
+def test_a_voice_whose_name_no_path_takes_is_refused(start: Starter, name: str) -> None:
+    """It could not be removed by its name."""
+    sound = base64.b64encode(wav(noise(VOICE.samples), VOICE.sample_rate)).decode()
+    url = f"{start(opener).url}/v1/audio/voices"
+    status, answer = http(url, "POST", {"name": name, "ref_audio": sound})
+    assert (status, answer["error"]["param"]) == (400, "name")
+
+
 def test_a_session_speaks_with_a_kept_voice_also_in_the_next_process(start: Starter, tmp_path: Path) -> None:
     store, recording = tmp_path / "store", noise(VOICE.samples)
     first = start(opener, snapshots=str(store), snapshot_every=1)

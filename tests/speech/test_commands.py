@@ -196,13 +196,15 @@ def test_a_text_becomes_a_wav(artifact: Path, tmp_path: Path, capsys: Said) -> N
 def test_a_file_is_spoken_sentence_by_sentence(
     artifact: Path, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line's end is a blank; the sound is that of --text, and of stdin."""
+    """A line's end is a blank; the sound is that of --text, of stdin, and of a file that begins with a mark."""
     text, output = "abcd is\n  hallo.\nzzzz.\n\nqqqq", tmp_path / "out.wav"
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "marked.txt").write_text(text, encoding="utf-8-sig")
     wanted = said_in_turn(["abcd is hallo.", "zzzz.", "qqqq"], positions=32, seed=3)
     arguments = ["run", str(artifact), "--seed", "3", "-o", str(output)]
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    for more in (["--text-file", str(tmp_path / "text.txt")], ["--text-file", "-"], ["--text", text]):
+    files = (["--text-file", str(tmp_path / name)] for name in ("text.txt", "marked.txt"))
+    for more in (*files, ["--text-file", "-"], ["--text", text]):
         assert main([*arguments, *more]) == 0
         np.testing.assert_array_equal(read_wav(str(output)), levels(wanted))
     assert "sentences do not go on in the voice" in capsys.readouterr().out
@@ -221,6 +223,14 @@ def test_a_sentence_of_a_pipe_that_is_too_long_leaves_the_sound_before_it(
     assert "speak shorter texts, or open it" in (said := capsys.readouterr().err)
     assert f"kept 0.00 s in {output}" in said
     np.testing.assert_array_equal(read_wav(str(output)), in_16_bits("hallo.", seed=3))
+
+
+def test_a_text_that_does_not_fit_leaves_no_voice(artifact: Path, tmp_path: Path) -> None:
+    written_wav(tmp_path / "ada.wav", np.zeros(8))
+    arguments = ["run", str(artifact), "--voice", str(tmp_path / "ada.wav"), "-o", str(tmp_path / "out.wav")]
+    kept = tmp_path / "ada.safetensors"
+    assert main([*arguments, "--save-voice", str(kept), "--text", "x" * 40]) == 2
+    assert not kept.exists()
 
 
 def test_a_closed_stdin_is_told(

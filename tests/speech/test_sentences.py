@@ -111,3 +111,18 @@ def test_a_text_has_the_same_sentences_in_any_pieces(text: str, cuts: list[int])
 def test_no_sentence_is_a_scrap(words: list[str]) -> None:
     found = sentences(["Some words. ", *words])
     assert all(sum(map(str.isalnum, sentence)) >= 4 for sentence in found)
+
+
+def test_a_long_text_is_cut_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sentence copies the text that is left: a whole book would take minutes before its first sound."""
+    letters: list[int] = []
+    write = Sentences.write
+
+    def counted(of: Sentences, text: str, *, last: bool = False) -> None:
+        letters.append(of.letters + len(text))
+        write(of, text, last=last)
+
+    monkeypatch.setattr(Sentences, "write", counted)
+    text = "The disc rolls by, and then it stops — here.\n\n" * 2000
+    assert list(sentences_of(text)) == ["The disc rolls by, and then it stops — here."] * 2000
+    assert max(letters) < 10_000

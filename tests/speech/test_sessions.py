@@ -286,3 +286,11 @@ def test_white_space_is_read_as_the_model_was_trained(pool: SpeechPool) -> None:
         session.begin("a\nb   c\td")
         same(list(session.sound()), said_alone("a b c d", positions=32, seed=1))
         same(list(session.speak("a\nb   c\td")), said_alone("a b c d", positions=32, seed=1))
+
+
+@pytest.mark.parametrize("text", [None, 5, b"hallo"])
+def test_what_is_no_text_is_refused_before_it_is_spoken(pool: SpeechPool, text: object) -> None:
+    with pool.open_session() as session:
+        for check in (session.check_text, pool.check_text, pool.text_tokens):
+            with pytest.raises(UsageError, match=f"the text is {text}, expected a text"):
+                check(text)  # type: ignore[operator]

@@ -220,14 +220,15 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             if positions is None
             else whole_number(positions, "positions", 2, most)
         )
-        for sentence in sentences_of(text):
+        for sentence in sentences_of(checked_text(text, "the text")):
             count = len(self._rows.token_ids(checked_text(voice_text, "the voice's text") + sentence))
             check_room(prompt_tokens(count, reference=reference, continued=continued), own, most)
 
     def text_tokens(self, text: str) -> int:
         """Return the number of tokens of a text's sentences. Any thread may call this; it does not wait for engine
         calls."""
-        return sum(len(self._rows.token_ids(sentence)) for sentence in sentences_of(text))
+        whole = checked_text(text, "the text")
+        return sum(len(self._rows.token_ids(sentence)) for sentence in sentences_of(whole))
 
     def step(self, sessions: Sequence[SpeechSession]) -> list[Floats | None]:
         """Make the next patch of some sessions in one engine call, and wait for it. If the prompt of a session is not

@@ -21,6 +21,7 @@ _BRACKET = 160  # letters between brackets or quotation marks within which no se
 _CLOSERS = 8  # marks that may close a sentence behind its end
 _TAIL = 32  # letters behind an end that are looked at for a word
 _LOOK = _BRACKET + _CLOSERS + _TAIL  # letters behind an end on which it depends
+_PART = 4096  # letters of a long piece that are cut at a time: each sentence copies what is left of them
 
 # Marks that end a sentence if a blank follows: those of scripts with capital letters.
 _SPACED = frozenset(".!?…‥‽")
@@ -120,10 +121,12 @@ def sentences_of(pieces: str | Iterable[str], name: str = "the text") -> Iterato
     """
     sentences, said = Sentences(), False
     for piece in (pieces,) if isinstance(pieces, str) else pieces:
-        sentences.write(checked_text(piece, name))
-        while (sentence := sentences.next()) is not None:
-            yield sentence
-            said = True
+        text = checked_text(piece, name)
+        for first in range(0, len(text), _PART):
+            sentences.write(text[first : first + _PART])
+            while (sentence := sentences.next()) is not None:
+                yield sentence
+                said = True
     sentences.write("", last=True)
     while (sentence := sentences.next()) is not None:
         yield sentence

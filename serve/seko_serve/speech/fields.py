@@ -83,6 +83,10 @@ def _positive(value: Any, name: str) -> int:
 def _name(value: Any, name: str) -> str:
     if not (found := text(value, name).strip()) or len(found) > MAX_NAME_LETTERS or not found.isprintable():
         raise ServeError("bad_request", f"{name} is no name of 1 to {MAX_NAME_LETTERS} letters")
+    if "/" in found or found in (".", ".."):
+        raise ServeError(
+            "bad_request", f"{name} has a slash, or is a dot or two: no path ends in such a name"
+        )
     if found == DEFAULT_VOICE:
         raise ServeError("bad_request", f"{name} is {DEFAULT_VOICE}, which is the model's own voice")
     return found
@@ -164,7 +168,12 @@ FIELDS = Fields(
 )
 
 VOICE_FIELDS = Fields(
-    Field("name", f"1 to {MAX_NAME_LETTERS} letters; a voice of this name is replaced", TEXT, _name),
+    Field(
+        "name",
+        f"1 to {MAX_NAME_LETTERS} letters without a slash; a voice of this name is replaced",
+        TEXT,
+        _name,
+    ),
     Field("audio_sample", "the recording: a file of the form, base64 or a data URL", UPLOAD, anything),
     Field("ref_audio", "the recording: a file of the form, base64 or a data URL", UPLOAD, anything),
     Field("ref_text", "its words: speech continues it", TEXT, anything),

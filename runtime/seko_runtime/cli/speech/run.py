@@ -122,7 +122,9 @@ def _lines_of(path: Path) -> Iterator[str]:
         raise InputFileError("--text-file - reads stdin, which is closed; give a file")
     try:
         with sys.stdin if path == STDOUT else path.open(encoding="utf-8") as file:
-            yield from file
+            for number, line in enumerate(file):
+                # editors of Windows begin a file with this mark
+                yield line if number else line.removeprefix("\ufeff")
     except FileNotFoundError:
         raise InputFileError(f"--text-file {path} was not found") from None
     except UnicodeDecodeError:
@@ -157,10 +159,10 @@ def _run(
             session.voice = session.encode_voice(voice.reference, continued=voice.continued, text=voice.text)
         elif voice is not None:
             session.voice = voice
-        if options.save_voice is not None:
-            session.voice.save(options.save_voice)
         if isinstance(text, str):
             session.check_text(text)
+        if options.save_voice is not None:
+            session.voice.save(options.save_voice)
         cut = apart = 0
         refusal: UsageError | InputFileError | None = None
         try:
