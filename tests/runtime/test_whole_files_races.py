@@ -162,6 +162,24 @@ def test_many_that_make_one_goal_at_once_are_in_nobodys_way(tmp_path, monkeypatc
     assert names(tmp_path) == ["goal"]
 
 
+def test_an_artifact_that_came_behind_the_check_stays(tmp_path, monkeypatch):
+    goal, check = tmp_path / "artifact", whole_files.check_folder_place
+
+    def another_comes(path: Path, *, replace: bool) -> None:
+        check(path, replace=replace)
+        goal.mkdir()
+        fill(goal, "another")
+
+    with pytest.raises(UsageError, match="exists already"):
+        build(
+            goal,
+            "mine",
+            meanwhile=lambda: monkeypatch.setattr(whole_files, "check_folder_place", another_comes),
+        )
+    assert (goal / "manifest.json").read_text() == "another"
+    assert names(tmp_path) == ["artifact"]
+
+
 def test_of_many_that_may_not_replace_one_has_its_way(tmp_path):
     goal, others, ends = tmp_path / "goal", threading.Barrier(4, timeout=20), []
 

@@ -276,7 +276,7 @@ def _name_folder(folder: Path, output_path: Path, *, replace: bool) -> None:
     for _ in _attempts():
         check_folder_place(output_path, replace=replace)  # another process may have taken the name meanwhile
         with _unless_raced():
-            if not os.path.lexists(output_path):
+            if not replace or not os.path.lexists(output_path):
                 rename_new(folder, output_path)
                 return
             if not exchange(folder, output_path):
