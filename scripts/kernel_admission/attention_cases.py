@@ -143,17 +143,14 @@ def _made_hard(
 ) -> tuple[Tensor, ...]:
     """Return queries and keys [..., H, D] changed to the kind of numbers of the case; outlier channels and the key of
     all weight are written into the last keys and values [..., D] in place."""
-    if case.key_offset:
+    if case.key_offset or case.sink:
         direction = normal(*q.shape[2:])
         direction = direction / direction.norm(dim=-1, keepdim=True)
         q = q * 0.3 + direction * q.shape[-1] ** 0.5 / 2
         keys = tuple(k + direction * case.key_offset for k in keys)
-    if case.sink:
-        direction = normal(*q.shape[2:])
-        direction = direction / direction.norm(dim=-1, keepdim=True)
-        q = q * 0.3 + direction * q.shape[-1] ** 0.5 / 2
-        keys[-1][:, 0] = direction * 20
-        values[-1][:, 0] = 0
+        if case.sink:
+            keys[-1][:, 0] = direction * 20
+            values[-1][:, 0] = 0
     if case.outliers:
         q[..., 7] *= 5
         for k in keys:
