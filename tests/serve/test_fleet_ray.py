@@ -124,15 +124,9 @@ def test_killed_gateways_and_nodes_cost_sessions_a_moment_at_most(
     config = fleet_of(model, tmp_path, redis_server.url, port, gateways=2)
     url = f"http://127.0.0.1:{config.port}"
 
-    def has_boxes(count: int) -> bool:
-        try:
-            return ready_boxes(url) == count
-        except (OSError, ValueError):  # no proxy, or its own words
-            return False
-
     async def test() -> None:
         await asyncio.to_thread(apply, config)
-        await until(lambda: has_boxes(2))
+        await until(lambda: ready_boxes(url) == 2)
         async with AsyncClient(url) as client:
             viewer = await Viewer(client, 0, tmp_path / "store").open()
             done = False
@@ -148,7 +142,7 @@ def test_killed_gateways_and_nodes_cost_sessions_a_moment_at_most(
             gateways = await asyncio.to_thread(replicas, cluster, "seko:gateway")
             assert len(gateways) == 2
             os.kill(gateways[0], signal.SIGKILL)
-            await until(lambda: has_boxes(2))
+            await until(lambda: ready_boxes(url) == 2)
             await goes_on()
             assert not viewer.waits, "its socket is at the box"
 
@@ -160,10 +154,10 @@ def test_killed_gateways_and_nodes_cost_sessions_a_moment_at_most(
             await goes_on()
             assert len(viewer.waits) == 1
             assert await holder(redis_server.url, viewer.session) != killed
-            await until(lambda: has_boxes(1))
+            await until(lambda: ready_boxes(url) == 1)
             cluster.remove_node(node, allow_graceful=False)
             cluster.add_node(num_cpus=2, num_gpus=1)
-            await until(lambda: has_boxes(2))  # Ray has started another one
+            await until(lambda: ready_boxes(url) == 2)  # Ray has started another one
             await goes_on()
             assert len(viewer.waits) == 1
             done = True
