@@ -233,6 +233,23 @@ def test_a_text_that_does_not_fit_leaves_no_voice(artifact: Path, tmp_path: Path
     assert not kept.exists()
 
 
+def test_a_place_for_a_voice_is_looked_at_before_the_voice_is_encoded(
+    artifact: Path, tmp_path: Path, capsys: Said
+) -> None:
+    (tmp_path / "file").touch()
+    kept = tmp_path / "file" / "ada.safetensors"
+    arguments = ["run", str(artifact), "--voice", "none.wav", "-o", str(tmp_path / "out.wav")]
+    assert main([*arguments, "--save-voice", str(kept), "--text", "a"]) == 5
+    assert f"{kept} cannot be written (Not a directory)" in capsys.readouterr().err
+
+
+def test_a_file_without_a_voice_is_no_voice(artifact: Path, tmp_path: Path, capsys: Said) -> None:
+    Voice().save(tmp_path / "none.safetensors")
+    arguments = ["run", str(artifact), "--text", "a", "-o", str(tmp_path / "out.wav")]
+    assert main([*arguments, "--voice", str(tmp_path / "none.safetensors")]) == 3
+    assert "holds no voice" in capsys.readouterr().err
+
+
 def test_a_closed_stdin_is_told(
     artifact: Path, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:

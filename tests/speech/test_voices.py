@@ -74,6 +74,7 @@ def test_a_voice_is_encoded_a_call_at_a_time(pool: SpeechPool) -> None:
         ({"reference": "voice.wav"}, "reference is a str, expected float32"),
         ({"continued": np.ones(3, np.float32)}, "give both or neither"),
         ({"text": "yes"}, "give both or neither"),
+        ({"text": " "}, "give both or neither"),
     ],
 )
 def test_what_is_no_voice_is_refused(pool: SpeechPool, arguments: dict[str, Any], words: str) -> None:
@@ -96,6 +97,7 @@ NAN = np.full((2, P, C), np.nan, np.float32)
         ({"reference": "anna"}, "reference is 'anna', expected float32"),
         ({"continued": np.zeros((2, P, C))}, "give both or neither"),
         ({"text": "yes"}, "give both or neither"),
+        ({"text": " "}, "give both or neither"),
         ({"text": 3}, "the voice's text is 3, expected a text"),
         ({"continued": np.zeros((2, P, C)), "text": "a\0"}, "the voice's text has a zero character"),
     ],

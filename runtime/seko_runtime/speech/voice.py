@@ -136,7 +136,8 @@ def check_voice(voice: object, patch_shape: tuple[int, int]) -> None:
 
 def check_words(continued: object, text: object) -> None:
     """Raise a UsageError unless a recording to continue and its words are both given, or neither."""
-    if (continued is not None) != bool(checked_text(text, "the voice's text")):
+    words = checked_text(text, "the voice's text")
+    if bool(words) != (continued is not None) or bool(words) != bool(words.strip()):
         sound = "no sound" if continued is None else "sound"
         raise UsageError(
             f"a voice that goes on has {sound} and the words {shown(text)}: give both or neither"

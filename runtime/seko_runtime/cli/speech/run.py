@@ -12,7 +12,7 @@ from pathlib import Path
 from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.errors import InputFileError, UsageError
 from seko_runtime.format.outputs import STDOUT
-from seko_runtime.format.whole_files import is_inside
+from seko_runtime.format.whole_files import check_file_place, is_inside
 from seko_runtime.media_files.sound import load_sound
 from seko_runtime.media_files.sound_writer import SoundWriter, check_sound_output
 from seko_runtime.opening.artifact import open_artifact
@@ -85,6 +85,8 @@ def _check_voice(options: argparse.Namespace) -> None:
         raise UsageError("--save-voice keeps the recording of --voice: give one")
     if options.save_voice is not None and is_inside(options.save_voice, options.artifact):
         raise UsageError(f"--save-voice {options.save_voice} lies inside the artifact, which it would spoil")
+    if options.save_voice is not None:
+        check_file_place(options.save_voice)
 
 
 def _read_voice(options: argparse.Namespace, manifest: SpeechManifest) -> Voice | _Recordings | None:
@@ -93,6 +95,10 @@ def _read_voice(options: argparse.Namespace, manifest: SpeechManifest) -> Voice 
         return None
     if options.voice.suffix == ENCODED:
         voice = Voice.load(options.voice)
+        if voice.reference is None and voice.continued is None:
+            raise InputFileError(
+                f"--voice {options.voice} holds no voice: leave --voice out for the model's own"
+            )
         check_voice(voice, manifest.workload.patch.shape)
         return voice
     rate = manifest.workload.voice.sample_rate
