@@ -13,6 +13,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -202,6 +203,10 @@ class Gateway:
         self._admitting.observe(time.monotonic() - began)
         if answer.status < 400:
             self._boxes.sent(box)
+            if (
+                token and box.name != token.rpartition(".")[0]
+            ):  # the scaler would start a box for its old place
+                self._leave_soon(request)
         return rewritten(answer, box)
 
     async def _admitted(
@@ -237,16 +242,13 @@ class Gateway:
             except DirectoryError as error:
                 raise _unanswered(error) from None
 
-        def leave() -> None:  # in a task of its own: the one that sends the events is cancelled
-            task = asyncio.create_task(self._leave_queue(request))
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
-
         if request.method == "DELETE":
             await self._leave_queue(request)
             return Response(status_code=204)
         place = await look()
-        return line_events(place, look, leave) if wants_events(request) else JSONResponse(place)
+        if not wants_events(request):
+            return JSONResponse(place)
+        return line_events(place, look, partial(self._leave_soon, request))
 
     async def _place(self, request: Request) -> dict[str, Any]:
         """Return the place of a waiting request, which may also be admitted at another box than the one at which it
@@ -258,6 +260,12 @@ class Gateway:
             await self._boxes.known(), self._boxes.promised(), model=box.model, retired=self._boxes.retired
         )
         return answer.table | ({"admitted": True} if with_room(others, self._boxes.promised()) else {})
+
+    def _leave_soon(self, request: Request) -> None:
+        """Free a request's place in a task of its own, as the request's may be cancelled, or its answer waits."""
+        task = asyncio.create_task(self._leave_queue(request))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
     async def _leave_queue(self, request: Request) -> None:
         """Free a request's place. If its box does not answer, the place ends when nobody asks for it in time."""
