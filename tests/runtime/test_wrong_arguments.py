@@ -102,7 +102,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
         ).close()
         for name in (
             *("seed", "text", "prompt", "steps", "shift", "image", "conditioning_latents", "reference"),
-            *("inputs", "prompt_cache", "overlap"),
+            *("inputs", "controls", "prompt_cache", "overlap"),
         )
     },
     **{
@@ -147,7 +147,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
         ).close()
         for name in (
             *("seed", "text", "prompt", "image", "conditioning_latents", "reference", "inputs", "name"),
-            *("lease_s", "tenant"),
+            *("controls", "lease_s", "tenant"),
         )
     },
     "pool.run sessions": lambda at, x: at.pool.run(x),
