@@ -326,6 +326,17 @@ def test_a_run_replays_what_comes_after_the_beginning() -> None:
         fed_controls(options, manifest, ({}, {}), (), [Entry(0, "begin", {}), end])
 
 
+def test_a_new_stream_drops_what_a_recording_gave_the_chunk_before_it() -> None:
+    """Inputs that fit no artifact, too: they would be refused with each chunk."""
+    with toy_pool.open_pool() as pool, pool.open_session(seed=3, prompt=PROMPT) as session:
+        wanted = session.run_chunk().to_host()
+        session.replay(Entry(1, "chunk_inputs", {"absent": np.zeros(1)}))
+        with pytest.raises(UsageError, match="'absent'"):
+            session.run_chunk()
+        session.restart()
+        assert np.array_equal(session.run_chunk().to_host(), wanted)
+
+
 def test_an_artifacts_own_session_takes_controls_that_have_taken_events(whole_folder: Path) -> None:
     """As a session of `open_pool` does: the picture is the stream's, and the session is steered by these controls."""
     pytest.importorskip("tokenizers")

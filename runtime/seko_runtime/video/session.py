@@ -429,6 +429,7 @@ class Session(RowSession):
                 self._set_inputs(row, opening["inputs"])
             self._controls.reset()
             self._ahead.clear()
+            self._replayed_inputs = None
             given = {"seed": seed, "image": image, "reference": reference}
             self._note("restart", **{name: value for name, value in given.items() if value is not None})
 
