@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import mapping_of, shown, whole_number
+from seko_runtime.arguments import mapping_of, whole_number
 from seko_runtime.controls import Controls
+from seko_runtime.controls.registry import checked_controls
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.pool import RowPool
 from seko_runtime.sessions.session import SessionLeakWarning
@@ -218,9 +219,7 @@ def opening_of(controls: Controls | None, image: object, reference: object) -> d
     """
     if controls is None:
         return {}
-    if not isinstance(controls, Controls):
-        raise UsageError(f"controls is {shown(controls)}, expected what controls_of(manifest) returns")
-    opening = controls.opening()
+    opening = checked_controls(controls).opening()
     given = image is not None or reference is not None
     if given and {"image", "reference"} & set(opening):
         raise UsageError("found pictures as arguments and as events of a control; give them once")
