@@ -326,6 +326,34 @@ def test_a_run_replays_what_comes_after_the_beginning() -> None:
         fed_controls(options, manifest, ({}, {}), (), [Entry(0, "begin", {}), end])
 
 
+def test_a_new_stream_drops_what_a_recording_gave_the_chunk_before_it() -> None:
+    """Inputs that fit no artifact, too: they would be refused with each chunk."""
+    with toy_pool.open_pool() as pool, pool.open_session(seed=3, prompt=PROMPT) as session:
+        wanted = session.run_chunk().to_host()
+        session.replay(Entry(1, "chunk_inputs", {"absent": np.zeros(1)}))
+        with pytest.raises(UsageError, match="'absent'"):
+            session.run_chunk()
+        session.restart()
+        assert np.array_equal(session.run_chunk().to_host(), wanted)
+
+
+def test_an_artifacts_own_session_takes_controls_that_have_taken_events(whole_folder: Path) -> None:
+    """As a session of `open_pool` does: the picture is the stream's, and the session is steered by these controls."""
+    pytest.importorskip("tokenizers")
+    start, chunks = picture(), []
+    with open_artifact(whole_folder) as artifact:
+        controls = controls_of(artifact.manifest)
+        controls["pictures"].take({"start": start})
+        image = controls.opening()["image"]
+        for begun in ({"controls": controls}, {"image": image}):
+            with artifact.open_session(seed=5, prompt="a red disc", **begun) as session:
+                assert (session.controls is controls) == ("controls" in begun)
+                chunks.append(session.run_chunk().to_host())
+        with pytest.raises(UsageError, match="pictures as arguments and as events"):
+            artifact.open_session(prompt="a red disc", controls=controls, image=image)
+    assert np.array_equal(*chunks)
+
+
 def test_the_command_line_replays_prompts_and_new_beginnings(whole_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     start = np.random.default_rng(1).integers(0, 256, (toy_whole.HEIGHT, toy_whole.WIDTH, 3), np.uint8)

@@ -291,6 +291,13 @@ def test_shapes_and_dtypes_that_no_snapshot_has_are_refused(tmp_path: Path, chan
         read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
 
 
+@pytest.mark.parametrize("content", [unkeyed()[:100], unkeyed(lambda table: table.pop("kv"))])
+def test_a_damaged_snapshot_is_no_reason_to_rebuild_the_artifact(content: bytes) -> None:
+    with pytest.raises(SnapshotError, match=r"take another copy$") as raised:
+        read_snapshot(content, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
+    assert "rebuild" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

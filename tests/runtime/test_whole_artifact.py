@@ -122,6 +122,37 @@ def test_a_schedule_changes_prompts_at_the_chunks_that_begin_late_enough(run: Ru
     assert np.array_equal(np.load(tmp_path / "a.npy"), np.stack(wanted))
 
 
+@pytest.mark.parametrize(
+    ("late", "told"),
+    [
+        ([{"at_s": 100, "prompt": "red"}], "the prompt at 100 s is not used"),
+        (
+            [{"at_s": 1e6, "prompt": "red"}, {"at_s": 2e6, "prompt": "a"}],
+            "1e+06 s and 1 behind it are not used",
+        ),
+        (
+            [{"at_frame": 27, "prompt": "red"}, {"at_frame": 28, "prompt": "a"}],
+            "at video frame 28 is not used",
+        ),
+        ([{"at_frame": 27, "prompt": "red"}], None),
+    ],
+)
+def test_a_prompt_behind_the_last_chunk_is_told(
+    whole_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    late: list[dict[str, object]],
+    told: str | None,
+) -> None:
+    pytest.importorskip("tokenizers")
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text(json.dumps(late))
+    output = str(tmp_path / "a.npy")
+    assert main(["run", str(whole_folder), "--chunks", "4", "--prompts", str(prompts), "-o", output]) == 0
+    text = capsys.readouterr().err
+    assert ("not used" not in text) if told is None else (f"{told}: the last of 4 chunks" in text)
+
+
 def test_prompts_by_video_frame_change_at_its_latent_frame(tmp_path: Path) -> None:
     """The rule of Seko-Talk's own schedules: a segment counts from the chunk on whose first latent frame it is in."""
     stream = toy.toy_manifest().workload.stream

@@ -16,6 +16,7 @@ import torch
 import seko_runtime
 from seko_runtime.controls.camera import CameraControl
 from seko_runtime.controls.masks import MasksControl
+from seko_runtime.controls.recording import CHANGES, Entry
 from seko_runtime.errors import SekoRuntimeError, UsageError
 from seko_runtime.format.manifest import InputSpec
 from tests.support.voices import voice_control
@@ -102,7 +103,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
         ).close()
         for name in (
             *("seed", "text", "prompt", "steps", "shift", "image", "conditioning_latents", "reference"),
-            *("inputs", "prompt_cache", "overlap"),
+            *("inputs", "controls", "prompt_cache", "overlap"),
         )
     },
     **{
@@ -122,6 +123,12 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     # a session
     "session.run_chunk inputs": lambda at, x: at.session.run_chunk(x),
     "session.controls": lambda at, x: at.session.controls[x],
+    "session.controls of another kind": lambda at, x: setattr(at.session, "controls", x),
+    "session.replay": lambda at, x: at.session.replay(x),
+    **{
+        f"session.replay {what}": lambda at, x, what=what: at.session.replay(Entry(0, what, x))
+        for what in ("begin", "event", *CHANGES)
+    },
     "session.controls.load": lambda at, x: at.session.controls.load(x),
     "session.stream prompt": lambda at, x: next(at.session.stream(x, chunks=1)),
     "session.stream chunks": lambda at, x: next(at.session.stream(chunks=x), None),
@@ -147,7 +154,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
         ).close()
         for name in (
             *("seed", "text", "prompt", "image", "conditioning_latents", "reference", "inputs", "name"),
-            *("lease_s", "tenant"),
+            *("controls", "lease_s", "tenant"),
         )
     },
     "pool.run sessions": lambda at, x: at.pool.run(x),

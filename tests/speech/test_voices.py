@@ -161,3 +161,9 @@ def test_a_voice_of_another_model_is_refused(pool: SpeechPool) -> None:
         for said, words in ((Said("abc", other.reference), "patches of shape"), ("anna", "said is 'anna'")):
             with pytest.raises(UsageError, match=words):
                 session.said = said  # type: ignore[assignment]
+
+
+def test_a_voices_file_that_is_cut_short_is_no_reason_to_rebuild_the_artifact() -> None:
+    content = Voice(reference=np.zeros((5, P, C), np.float32)).content()
+    with pytest.raises(InputFileError, match=r"announces a header of .* are read$"):
+        Voice.of_content(content[:20])

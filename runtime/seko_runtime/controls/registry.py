@@ -218,3 +218,10 @@ def controls_of(manifest: Manifest) -> Controls:
         else:
             absent[spec.name] = spec.kind
     return Controls(controls, absent)
+
+
+def checked_controls(controls: object) -> Controls:
+    """Return the controls of a session; UsageError for anything else."""
+    if isinstance(controls, Controls):
+        return controls
+    raise UsageError(f"controls is {shown(controls)}, expected what controls_of(manifest) returns")

@@ -20,6 +20,9 @@ from seko_runtime.format.json_fields import Fields, as_integer, as_text, parse_j
 from seko_runtime.format.manifest import DTYPE_BYTES, TensorSpec
 
 MAX_HEADER_BYTES = 16 << 20  # most bytes of a header; 40 layers of Wan 14B need about 0.15 MB
+ADVICE = (
+    "; rebuild the artifact"  # what an error of an artifact's file ends with; other files are not rebuilt
+)
 PREFIX_BYTES = 8
 DTYPE_NAMES = {
     "F32": "float32",
@@ -133,7 +136,7 @@ def map_header(data: memoryview, size: int, file: str) -> dict[str, MappedTensor
         if tensor.offset != end:
             raise ArtifactError(
                 f"{file}: tensor {tensor.name} begins at byte {tensor.offset}, expected {end}: "
-                "tensors must neither overlap nor leave holes; rebuild the artifact"
+                f"tensors must neither overlap nor leave holes{ADVICE}"
             )
         end += tensor.nbytes
     if end != size:
@@ -150,7 +153,7 @@ def header_end(data: memoryview, size: int, file: str) -> int:
     if header_bytes > MAX_HEADER_BYTES or PREFIX_BYTES + header_bytes > size:
         raise ArtifactError(
             f"{file} announces a header of {header_bytes} bytes in a file of {size}, "
-            f"at most {MAX_HEADER_BYTES} are read; rebuild the artifact"
+            f"at most {MAX_HEADER_BYTES} are read{ADVICE}"
         )
     return PREFIX_BYTES + header_bytes
 

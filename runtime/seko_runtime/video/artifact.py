@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import whole_number
+from seko_runtime.arguments import mapping_of, whole_number
+from seko_runtime.controls import Controls
 from seko_runtime.errors import UsageError
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
@@ -23,7 +24,7 @@ from seko_runtime.video.lockstep import Lockstep, opened_in_lockstep
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.memory_advice import memory_advice
 from seko_runtime.video.options import PROMPT_CACHE, VideoOptions
-from seko_runtime.video.pool import Pool
+from seko_runtime.video.pool import Pool, opening_of
 from seko_runtime.video.recording import Recording
 from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.rows import VideoRows
@@ -61,6 +62,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         conditioning_latents: object = None,
         reference: object = None,
         inputs: Inputs | None = None,
+        controls: Controls | None = None,
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
     ) -> Session:
@@ -92,6 +94,8 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         inputs : mapping of str to array, optional
             Model inputs that the caller supplies once for each session or prompt, by name; default: the recorded inputs
             of the golden, except an input that is computed from ``image``.
+        controls : Controls, optional
+            The controls of the session, of `controls_of`, which may have taken events before; default: new ones.
         prompt_cache : int
             Largest number of encoded prompts that the pool keeps for reuse.
         overlap : bool
@@ -114,14 +118,23 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
                 f"{self.manifest.rows} rows run together in each call: open_pool() and a session on each, or rebuild "
                 "with --sessions"
             )
+        opening = opening_of(controls, image, reference)
+        image, reference = opening.get("image", image), opening.get("reference", reference)
         begun = self.beginning(0, text, prompt, image, reference, inputs)
+        if "inputs" in opening:
+            own = mapping_of(inputs, "inputs")
+            begun["inputs"] = {**mapping_of(begun["inputs"], "inputs"), **opening["inputs"], **own}
         pool = self._open_pool(VideoOptions(steps, shift, prompt_cache, overlap), None)
-        return self._alone(
-            pool,
-            lambda: pool.open_session(
+
+        def open_session() -> Session:
+            session = pool.open_session(
                 seed=seed, image=image, conditioning_latents=conditioning_latents, **begun
-            ),
-        )
+            )
+            if controls is not None:
+                session.controls = controls
+            return session
+
+        return self._alone(pool, open_session)
 
     def beginning(
         self,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import mapping_of, whole_number
 from seko_runtime.controls import Controls
+from seko_runtime.controls.registry import checked_controls
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.pool import RowPool
 from seko_runtime.sessions.session import SessionLeakWarning
@@ -113,10 +114,7 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         """
         seed = checked_seed(seed)
         if controls is not None:
-            opening = controls.opening()
-            given = image is not None or reference is not None
-            if given and {"image", "reference"} & set(opening):
-                raise UsageError("found pictures as arguments and as events of a control; give them once")
+            opening = opening_of(controls, image, reference)
             image, reference = opening.get("image", image), opening.get("reference", reference)
             inputs = {**opening.get("inputs", {}), **mapping_of(inputs, "inputs")}
         beginning = Beginning(seed, prompt, text, image, conditioning_latents, reference, inputs)
@@ -208,3 +206,21 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
     def stats(self) -> SessionStats:
         """Counters of all sessions of the pool together."""
         return self._rows.stats
+
+
+def opening_of(controls: Controls | None, image: object, reference: object) -> dict[str, Any]:
+    """Return the arguments of `Pool.open_session` that follow from the events of a session's controls so far; empty
+    without controls.
+
+    Raises
+    ------
+    UsageError
+        If ``controls`` are none of `controls_of`, or the caller gives ``image`` or ``reference`` beside a control's.
+    """
+    if controls is None:
+        return {}
+    opening = checked_controls(controls).opening()
+    given = image is not None or reference is not None
+    if given and {"image", "reference"} & set(opening):
+        raise UsageError("found pictures as arguments and as events of a control; give them once")
+    return opening

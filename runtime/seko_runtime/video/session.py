@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import flag, iterates, mapping_of, whole_number
+from seko_runtime.arguments import flag, iterates, mapping_of, shown, whole_number
 from seko_runtime.controls import Controls, controls_of
 from seko_runtime.controls.recording import CHANGES, CHUNK_INPUTS, Entry, Recording
+from seko_runtime.controls.registry import checked_controls
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingResult, RowSession, SharedRows
 from seko_runtime.video.chunk import NO_VIDEO, Chunk, SessionStats
@@ -62,7 +63,7 @@ class Session(RowSession):
 
     @controls.setter
     def controls(self, controls: Controls) -> None:
-        controls.owned(self._pool._call_lock.take)
+        checked_controls(controls).owned(self._pool._call_lock.take)
         self._controls = controls
 
     def record(self, **begin: Any) -> Recording:
@@ -103,6 +104,8 @@ class Session(RowSession):
         UsageError
             If the entry does not fit the artifact.
         """
+        if not isinstance(entry, Entry) or not isinstance(entry.event, Mapping):
+            raise UsageError(f"entry is {shown(entry)}, expected one of a recording's entries")
         if entry.what == "event":
             self._controls[entry.control].take(entry.event)
         elif entry.what == "begin":
@@ -429,6 +432,7 @@ class Session(RowSession):
                 self._set_inputs(row, opening["inputs"])
             self._controls.reset()
             self._ahead.clear()
+            self._replayed_inputs = None
             given = {"seed": seed, "image": image, "reference": reference}
             self._note("restart", **{name: value for name, value in given.items() if value is not None})
 

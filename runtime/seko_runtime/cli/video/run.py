@@ -63,6 +63,7 @@ def run(options: argparse.Namespace, manifest: VideoManifest) -> Report:
     controls = fed_controls(options, manifest, events, arrays, entries)
     check_conditioning(conditions, options, manifest, controls[0].opening())
     inputs = fit_inputs(arrays, options, manifest, controls, entries)
+    _tell_late_prompts(conditions.prompts, manifest, options.chunks)
     if not streams:
         return _run(options, manifest, conditions, inputs, None)
     with stdout_for_video() as descriptor:
@@ -107,6 +108,19 @@ def _check_stdout(options: argparse.Namespace) -> None:
         raise UsageError(
             "-o - writes to stdout, which is a terminal; pipe it into a player, or choose another -o"
         )
+
+
+def _tell_late_prompts(prompts: Sequence[PromptAt], manifest: VideoManifest, chunks: int) -> None:
+    """Print to stderr which prompts of a schedule no chunk of the run uses, because its last chunk begins before
+    them."""
+    stream, last = manifest.workload.stream, chunks - 1
+    before = _video_frames(manifest, 0) + (last - 1) * _video_frames(manifest, 1) if last else 0
+    late = [prompt for prompt in prompts if not prompt.due(stream, last * stream.chunk_frames, before)]
+    if late:
+        first = late[0]
+        place = f"{first.at_s:g} s" if first.at_frame is None else f"video frame {first.at_frame}"
+        more = f" and {len(late) - 1} behind it are" if len(late) > 1 else " is"
+        note(f"warning: the prompt at {place}{more} not used: the last of {chunks} chunks begins before it")
 
 
 def _run(
