@@ -20,9 +20,7 @@ from seko_runtime.format.json_fields import Fields, as_integer, as_text, parse_j
 from seko_runtime.format.manifest import DTYPE_BYTES, TensorSpec
 
 MAX_HEADER_BYTES = 16 << 20  # most bytes of a header; 40 layers of Wan 14B need about 0.15 MB
-ADVICE = (
-    "; rebuild the artifact"  # what an error of an artifact's file ends with; other files are not rebuilt
-)
+ADVICE = "; rebuild the artifact"  # at the end of an error; no user rebuilds other files
 PREFIX_BYTES = 8
 DTYPE_NAMES = {
     "F32": "float32",
