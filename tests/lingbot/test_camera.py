@@ -154,6 +154,21 @@ def test_a_step_that_would_pass_the_limit_does_not_turn_the_camera() -> None:
         assert np.abs(camera.pose - wanted).max() <= 1e-12
 
 
+def test_a_limit_that_is_lowered_below_where_the_camera_looks_lets_it_turn_back() -> None:
+    """And its state can be loaded."""
+    camera = camera_at(64, 96, 3, "i-40")
+    while camera.chunks:
+        chunk_of(camera)
+    camera.take({"settings": {"pitch_limit": 30.0}})
+    camera.load(json.loads(json.dumps(camera.state())))
+    camera.take({"held": ["i"]})
+    chunk_of(camera)
+    assert np.degrees(np.arcsin(camera.pose[1, 2])) == pytest.approx(-80.0)
+    camera.take({"held": ["k"]})
+    chunk_of(camera)
+    assert np.degrees(np.arcsin(camera.pose[1, 2])) == pytest.approx(-56.0)
+
+
 def test_a_move_is_divided_by_a_millionth_more_than_its_length() -> None:
     """Steeply down, where the axis ahead is short over the ground: 5e-7 of a step of 0.05 are missing."""
     keys = [frozenset("k")] * 42 + [frozenset("w")] * 400
@@ -228,7 +243,7 @@ def test_nothing_moves_until_the_chunk_is_on_its_way() -> None:
     [
         {"place": [0, 0]},
         {"yaw": float("nan")},
-        {"pitch": 1.5},  # beyond the limit, from where no step would turn it back
+        {"pitch": 1.6},  # beyond straight up
         {"held": "x"},
         {"steps": [["sideways"]]},
         {"poses": [[[0], None]]},
