@@ -220,6 +220,35 @@ def test_a_state_goes_on_where_it_was_taken(keys, chunks) -> None:
     assert np.array_equal(chunk_of(camera)["camera"], chunk_of(again)["camera"])
 
 
+@given(rows, st.integers(0, 3), st.booleans())
+@settings(max_examples=30)
+def test_after_a_step_back_the_camera_stands_where_it_stood(keys, back, loaded) -> None:
+    """Steps of a text that were taken are gone; the first frame of a stream shows the camera's start."""
+    camera, plain = camera_at(64, 96, 2, keys), camera_at(64, 96, 2, keys)
+    for chunk in range(3):
+        chunk_of(camera)
+        if chunk < back:
+            chunk_of(plain)
+    if loaded:
+        camera.load(json.loads(json.dumps(camera.state())))
+    camera.go_to(2 * back)
+    assert np.array_equal(camera.pose, plain.pose)
+    for control in (camera, plain):
+        control.load({**control.state(), "steps": []})
+        control.take({"held": ["w", "l"]})
+    assert np.array_equal(chunk_of(camera)["camera"], chunk_of(plain)["camera"])
+
+
+def test_a_camera_that_is_steered_from_a_later_chunk_on_moves_before_each_frame() -> None:
+    """As after chunks whose cameras were arrays, or from a snapshot without the control's state."""
+    camera, restored = (CameraControl.without_artifact(64, 96, 3) for _ in range(2))
+    camera.advance()
+    restored.go_to(3)
+    for control in (camera, restored):
+        control.take({"held": ["w"]})
+        assert np.allclose(chunk_of(control)["camera"][:, 2, 3], 1, atol=ROUNDED)
+
+
 def test_nothing_moves_until_the_chunk_is_on_its_way() -> None:
     """A chunk may be asked for twice, and an event between the two counts; a tap is not lost by the first."""
     camera, plain = camera_at(64, 96, 3), camera_at(64, 96, 3)
@@ -247,7 +276,8 @@ def test_nothing_moves_until_the_chunk_is_on_its_way() -> None:
         {"held": "x"},
         {"steps": [["sideways"]]},
         {"poses": [[[0], None]]},
-        {"begun": 1},
+        {"frame": -1},
+        {"before": [[0, {}, np.eye(4).tolist()]]},
         {"place": None},
     ],
 )
