@@ -235,6 +235,22 @@ def test_poses_follow_where_the_keys_have_come_to() -> None:
             control.load({**state, "shown": np.zeros((4, 4)).tolist()})
 
 
+def test_a_step_back_has_the_camera_that_was_shown_before() -> None:
+    """A held key goes on from there, as the cached frames see the world."""
+    config = minwm_config()
+    with opened(config, rows=1) as pool, pool.open_session(text=golden_text(config).numpy()) as session:
+        control = session.controls["camera"]
+        control.take({"held": ["w", "j"]})
+        shown, chunks = [], []
+        for _ in range(2):
+            shown.append(control.next_chunk()[POSES])
+            chunks += run(session, 1)
+        for chunk in (1, 0):
+            session.rewind(chunk)
+            np.testing.assert_array_equal(control.next_chunk()[POSES], shown[chunk])
+        assert equal(run(session, 2), chunks)
+
+
 def test_what_it_cannot_have_is_refused() -> None:
     for layout, option in (
         ({"layer_rings": (8, 4)}, "--layer-rings"),

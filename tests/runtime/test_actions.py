@@ -272,6 +272,7 @@ def test_recorded_axes_are_as_those_of_a_stick() -> None:
         ({"recorded": [["W"]], "fps": 0}, "fps is 0"),
         ({"recorded": [["W"]], "fps": 1e-310}, "at most 1000000"),
         ({"recorded": [{"keys": {"W": 1}}]}, "expected True or False"),
+        ({"recorded": [{}, {"W": True}]}, r"frame 1 has the fields \['W'\], expected keys or axes"),
         ({"keys": "x-1"}, "expected keys of"),
         ({"held": [], "tap": []}, "expected one of"),
         ({"jump": 1}, "expected one of"),

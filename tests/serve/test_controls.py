@@ -337,6 +337,26 @@ def test_a_session_that_is_not_recorded_says_so(
     run(test, server)
 
 
+@pytest.mark.parametrize("begun_again", [("restart", {}), ("seed", {"value": 4})])
+def test_a_key_that_is_held_stays_held_when_the_stream_begins_again(begun_again: tuple[str, Any]) -> None:
+    """Until it is released, whatever the client tells meanwhile; one that was released leaves no step behind."""
+    with world_opener() as pool:
+        content = VideoContent(pool.manifest, opening_of({"prompt": PROMPT}, pool.manifest))
+        with content.open(pool, "one", "tenant") as row:
+            content.apply(row, Control("keys", "1", {"held": ["KeyW"]}))
+            row.run_chunk()
+            content.apply(row, Control(begun_again[0], "2", begun_again[1]))
+            walk = camera_of(pool.manifest)
+            walk.take({"held": ["KeyW"]})
+            for _ in range(2):
+                moved = row.controls["camera"].next_chunk()["camera"]
+                assert np.array_equal(moved, chunk_of(walk)["camera"])
+                row.run_chunk()
+            content.apply(row, Control("keys", "3", {"held": []}))
+            content.apply(row, Control(begun_again[0], "4", begun_again[1]))
+            assert not row.controls["camera"].next_chunk()["camera"][:, :, 3].any()
+
+
 def test_a_session_that_goes_on_begins_again_with_its_picture() -> None:
     picture = np.random.default_rng(1).integers(0, 256, (40, 120, 3), np.uint8)
     url = "data:image/png;base64," + base64.b64encode(coded(picture, "png")).decode()

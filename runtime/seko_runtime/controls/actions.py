@@ -448,6 +448,10 @@ class ActionsControl(Control):
         axes: Mapping[str, float] = {}
         keys: object = frame
         if isinstance(frame, Mapping):
+            if frame and "keys" not in frame and "axes" not in frame:
+                raise UsageError(
+                    f"recorded frame {place} has the fields {shown([*frame])}, expected keys or axes"
+                )
             keys = frame.get("keys", ())
             axes = self._numbers(frame.get("axes"), "axes")
         if isinstance(keys, Mapping):

@@ -51,6 +51,7 @@ MAX_POSES = 256  # latent frames of one event
 MAX_POSES_AHEAD = 4_096  # latent frames that wait
 _USUAL_FOCAL_LENGTH = 500.0  # in pixels, for every picture size
 _REST = np.eye(4)[:3]
+_CHUNKS_BACK = 16  # chunks to which a session may step back with the camera as it stood
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ class CameraControl(Control):
         self._clear()
 
     def _clear(self) -> None:
-        self._stand, self._begun = self._rest, False
+        self._frame = 0  # latent frame with which the next chunk begins
+        self._stand = self._rest
         self._shown = np.eye(4)  # pose to the world of the last latent frame, in the model's unit
         self._taps = self._held
         self._steps: deque[frozenset[str]] = deque()  # directions held in steps that are still to come
@@ -141,6 +143,8 @@ class CameraControl(Control):
         self._pose_before: Array | None = None  # [4, 4], the last that was sent
         self._path_ends = False  # whether the poses are a path beyond which there is nothing
         self._intrinsics = self._usual
+        # of the last chunks: the frame with which each began, where the camera stood before, and what it had shown
+        self._before: deque[tuple[int, Stand | Flight, Array]] = deque(maxlen=_CHUNKS_BACK)
 
     @staticmethod
     def declared(
@@ -350,7 +354,7 @@ class CameraControl(Control):
             return None
         frames = len(self._poses)
         if self._steps:
-            frames = max(frames, -(-len(self._steps) // self.settings.steps_per_frame) + (not self._begun))
+            frames = max(frames, -(-len(self._steps) // self.settings.steps_per_frame) + (not self._frame))
         return -(-frames // self._chunk_frames)
 
     def check_lasts(self, chunks: int) -> None:
@@ -394,7 +398,7 @@ class CameraControl(Control):
                     intrinsics[place:] = own
         else:
             views, _, _ = self._walk()
-            moved = framewise(np.stack(views), self._stand.pose if self._begun else None)
+            moved = framewise(np.stack(views), self._stand.pose if self._frame else None)
             moved[:, :, 3] /= self.settings.length
         return moved, intrinsics
 
@@ -407,7 +411,9 @@ class CameraControl(Control):
 
     def advance(self) -> None:
         """Move the camera on by a chunk: keys move it also while it follows poses."""
+        self._before.append((self._frame, self._stand, self._shown))
         if not self._active:
+            self._frame += self._chunk_frames
             return
         if self._world:
             self._shown = self._seen(self._moved()[0])[-1]
@@ -416,7 +422,8 @@ class CameraControl(Control):
             turn = self._shown[:3, :3]
             self._shown[:3, :3] = turn @ (3 * np.eye(3) - turn.T @ turn) / 2
         _, self._stand, taken = self._walk()
-        self._begun, self._taps = True, frozenset()
+        self._frame += self._chunk_frames
+        self._taps = frozenset()
         for _ in range(taken):
             self._steps.popleft()
         if not self._poses:
@@ -424,13 +431,20 @@ class CameraControl(Control):
         for _ in range(min(self._chunk_frames, len(self._poses))):
             self._poses.popleft()
 
+    def go_to(self, frame: int) -> None:
+        """Go on with a chunk that begins at this latent frame. After a step back the camera stands where it stood
+        then."""
+        while self._before and self._frame > frame:
+            self._frame, self._stand, self._shown = self._before.pop()
+        self._frame = frame
+
     def _walk(self) -> tuple[list[Array], Stand | Flight, int]:
         """Return the poses [4, 4] of the next chunk's latent frames by keys, where the camera then stands, and how many
         steps of a text that takes."""
         stand, taken, poses = self._stand, 0, []
         taps = self._taps
         for frame in range(self._chunk_frames):
-            if self._begun or frame:
+            if self._frame or frame:
                 for _ in range(self.settings.steps_per_frame):
                     left = taken < len(self._steps)
                     stand = stand.stepped(self._steps[taken] if left else self._held | taps, self.settings)
@@ -456,7 +470,8 @@ class CameraControl(Control):
             "path_ends": self._path_ends,
             "intrinsics": self._intrinsics.tolist(),
             "settings": asdict(self.settings),
-            "begun": self._begun,
+            "frame": self._frame,
+            "before": [[frame, stand.state(), shown.tolist()] for frame, stand, shown in self._before],
             "active": self._active,
         }
 
@@ -479,13 +494,23 @@ class CameraControl(Control):
             before = state["pose_before"]
             pose_before = None if before is None else finite_numbers(before, (4, 4))
             intrinsics = finite_numbers(state["intrinsics"], (4,))
-            path_ends, begun, active = (flag(state[name], name) for name in ("path_ends", "begun", "active"))
+            path_ends, active = (flag(state[name], name) for name in ("path_ends", "active"))
+            frame = whole_number(state["frame"], "frame", 0)
+            chunks_before = [
+                (
+                    whole_number(first, "frame", 0),
+                    type(self._rest).load(stood, settings),
+                    checked_poses(finite_numbers(seen, (4, 4))[None])[0],
+                )
+                for first, stood, seen in state["before"]
+            ]
         except (KeyError, TypeError, ValueError, OverflowError, UsageError) as fault:
             raise UsageError(f"this is no state of a camera: {fault}; take what state() gave") from None
         self.settings, self._stand, self._held, self._taps = settings, stand, held, taps
         self._shown = shown_pose
         self._steps, self._poses, self._pose_before = steps, poses, pose_before
-        self._intrinsics, self._path_ends, self._begun, self._active = intrinsics, path_ends, begun, active
+        self._intrinsics, self._path_ends, self._active = intrinsics, path_ends, active
+        self._frame, self._before = frame, deque(chunks_before, _CHUNKS_BACK)
 
     @classmethod
     def events_of(cls, given: Mapping[str, Any]) -> list[Event]:

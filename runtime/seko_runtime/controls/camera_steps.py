@@ -27,6 +27,7 @@ STEPS = {
     "look_right": (0, 0, 0, 0, 1),
 }
 MAX_STEPS_PER_FRAME = 1000
+_STRAIGHT = 90.0  # degrees, the largest limit
 _LEAST_LENGTH = 1e-6  # the authors' code adds this to a length before dividing by it
 
 
@@ -66,7 +67,7 @@ class KeySettings:
 
     def __post_init__(self) -> None:
         whole_number(self.steps_per_frame, "steps_per_frame", 1, MAX_STEPS_PER_FRAME)
-        for name, most in (("move", LARGEST), ("yaw", 180.0), ("pitch", 90.0), ("pitch_limit", 90.0)):
+        for name, most in (("move", LARGEST), ("yaw", 180.0), ("pitch", 90.0), ("pitch_limit", _STRAIGHT)):
             expected = f"a number from 0 to {most:g}"
             if not 0 <= real_number(getattr(self, name), name, expected) <= most:
                 raise UsageError(f"{name} is {getattr(self, name)}, expected {expected}")
@@ -99,7 +100,8 @@ class Stand:
         """Turn the camera, then move it over the ground in the direction in which it looks."""
         forward, aside, rise, up, turn = _summed(held)
         pitch = self.pitch + math.radians(how.pitch) * up
-        if abs(pitch) > math.radians(how.pitch_limit):
+        # Where the limit was lowered, the camera may be beyond it, and steps back are taken.
+        if abs(pitch) > max(math.radians(how.pitch_limit), abs(self.pitch)):
             pitch = self.pitch
         yaw = self.yaw + math.radians(how.yaw) * turn
         # The camera's axes projected to the ground: the axis ahead has the length cos(pitch), the axis to the right
@@ -122,9 +124,9 @@ class Stand:
             real_number(state["yaw"], "yaw"),
             real_number(state["pitch"], "pitch"),
         )
-        # a pitch beyond the limit could not be turned back by any step
-        if abs(stand.pitch) > math.radians(how.pitch_limit):
-            raise ValueError("pitch is beyond pitch_limit")
+        del how
+        if abs(stand.pitch) > math.radians(_STRAIGHT):
+            raise ValueError("pitch is beyond straight up or down")
         return stand
 
 

@@ -372,8 +372,9 @@ class Session(RowSession):
         """Go back to the state before chunk number ``chunk`` was made. The next chunk that the session makes has the
         number ``chunk`` again, and is made from the same noise.
 
-        `rewind` restores the KV cache, the inputs of the chunks, the VAE's caches and the place in the voice. The
-        prompt, inputs per session and other controls keep their present values after `rewind`. Until the cache evicts
+        `rewind` restores the KV cache, the inputs of the chunks, the VAE's caches, the place in the voice, the actions
+        before the chunk and where the camera stood. The prompt, inputs per session and what controls have taken keep
+        their present values after `rewind`. Until the cache evicts
         its first frame, `rewind` can reach any chunk. After the first eviction `rewind` can reach only the last chunk,
         and no chunk if the last chunk failed. `rewind` can reach no chunk after a cut to another scene, or after a
         rebuild of the cache that left out evicted frames. `rewind` restores the VAE's caches by decoding all earlier

@@ -57,7 +57,9 @@ class VideoContent:
                 pictures.load(opening.pictures)
         if opening.masks is not None and (masks := self._controls.taking("masks")) is not None:
             masks.take({"masks": [*opening.masks]})
-        self._begin_controls()
+        if (keys := self._controls.taking("held")) is not None:
+            keys.take({"held": []})
+        self._begin_voice()
         self._recording: Recording | None = None
         self.frames: video.VideoEncoder | None = None
         self.sound: SoundTrack | None = None
@@ -240,13 +242,11 @@ class VideoContent:
         row.controls = self._controls
 
     def _restart(self, row: Session, seed: int | None) -> None:
-        row.restart(seed=seed)
-        self._begin_controls()
+        row.restart(seed=seed)  # keys that are held stay held
+        self._begin_voice()
 
-    def _begin_controls(self) -> None:
-        """Take what a stream begins with: no key is held, and the voice is that of the opening, or silence."""
-        if (keys := self._controls.taking("held")) is not None:
-            keys.take({"held": []})
+    def _begin_voice(self) -> None:
+        """Take the voice with which a stream begins: that of the opening, or silence."""
         if self._sounding is not None:
             voice = self.opening.voice
             self._sounding.take({"end": True} if voice is None else {"samples": voice, "last": True})
