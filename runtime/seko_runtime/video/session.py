@@ -374,11 +374,11 @@ class Session(RowSession):
 
         `rewind` restores the KV cache, the inputs of the chunks, the VAE's caches, the place in the voice, the actions
         before the chunk and where the camera stood. The prompt, inputs per session and what controls have taken keep
-        their present values after `rewind`. Until the cache evicts
-        its first frame, `rewind` can reach any chunk. After the first eviction `rewind` can reach only the last chunk,
-        and no chunk if the last chunk failed. `rewind` can reach no chunk after a cut to another scene, or after a
-        rebuild of the cache that left out evicted frames. `rewind` restores the VAE's caches by decoding all earlier
-        chunks again, so an artifact that decodes video can go back only while the latents of all chunks are kept.
+        their present values after `rewind`. Until the cache evicts its first frame, `rewind` can reach any chunk. After
+        the first eviction `rewind` can reach only the last chunk, and no chunk if the last chunk failed. `rewind` can
+        reach no chunk after a cut to another scene, or after a rebuild of the cache that left out evicted frames.
+        `rewind` restores the VAE's caches by decoding all earlier chunks again, so an artifact that decodes video can
+        go back only while the latents of all chunks are kept.
 
         Parameters
         ----------
