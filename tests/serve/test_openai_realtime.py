@@ -19,6 +19,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from seko_runtime.speech.prompts import assemble
 from seko_serve.speech import realtime
+from seko_serve.speech.fields import MAX_INPUT_LETTERS
 from tests.speech.texts import said_in_turn
 from tests.speech.toy_speech import MARKS, PATCH, VOICE, C, P, Tokens, all_alone, open_pool
 
@@ -149,6 +150,19 @@ def test_a_response_has_its_own_texts_voice_and_length(start: Starter) -> None:
         assert done.output[0].content[0].transcript == "left for later"
 
     converse(server, test)
+
+
+def test_texts_that_no_response_can_hold_together_do_not_wait(start: Starter) -> None:
+    async def test(connection: Any) -> None:
+        await connection.conversation.item.create(
+            item=item(ENDED + " " * (MAX_INPUT_LETTERS - len(ENDED) - 1))
+        )
+        await connection.conversation.item.create(item=item("a"))  # no letter too many, without the gap
+        assert (await refused(connection)).code == "too_large"
+        await connection.response.create()
+        assert (await until(connection, "response.done"))[-1].response.status == "completed"
+
+    converse(start(opener), test)
 
 
 def test_a_response_is_cancelled_and_its_row_is_free(start: Starter) -> None:

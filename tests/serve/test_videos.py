@@ -122,6 +122,11 @@ def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
     assert ([entry["id"] for entry in listed["data"]], listed["has_more"]) == ([video["id"]], False)
     assert http(url, "DELETE", key=KEY)[1] == {"id": video["id"], "object": "video.deleted", "deleted": True}
     assert http(url, key=KEY)[0] == 404
+    status, answer = http(f"{server.url}/v1/videos?after={video['id']}", key=KEY)
+    assert (status, answer["error"]["param"]) == (
+        404,
+        "after",
+    )  # no end of the list, as other videos may follow
     ended(server, second["id"], KEY)
     assert [path.name for path in (tmp_path / "videos").iterdir()] == [f"seko-serve-{second['id']}.mp4"]
 
@@ -429,11 +434,32 @@ def test_random_forms_are_refused_by_name(body: bytes, kind: str) -> None:
             fields = form_fields(kind, content)
         except ServeError:
             continue
-        assert all(isinstance(name, str) and isinstance(value, str | dict) for name, value in fields.items())
+        assert all(
+            isinstance(name, str) and isinstance(value, str | dict | list) for name, value in fields.items()
+        )
 
 
 def part(headers: str, content: str) -> bytes:
     return f"--x\r\n{headers}\r\n\r\n{content}\r\n".encode()
+
+
+@pytest.mark.parametrize("name", ["voice", "voice[]"])
+def test_a_field_that_comes_again_in_a_form_is_a_list(start: Starter, name: str) -> None:
+    files = [part(f'Content-Disposition: form-data; name="{name}"; filename="a"', sound) for sound in "ab"]
+    assert form_fields(KINDS[0], b"".join(files) + b"--x--") == {"voice": ["YQ==", "Yg=="]}
+    assert form_fields(KINDS[0], files[0] + b"--x--") == {"voice": "YQ=="}
+    assert form_fields(KINDS[2], f"a[b]=1&{name}=2&a[c]=3&{name}=4&{name}=5".encode()) == {
+        "a": {"b": "1", "c": "3"},
+        "voice": ["2", "4", "5"],
+    }
+    for body in ("a=1&a[b]=2", "a[b]=1&a=2"):
+        with pytest.raises(ServeError):
+            form_fields(KINDS[2], body.encode())
+    request = Request(f"{start().url}/v1/videos", b"prompt=a&prompt=b", {"content-type": KINDS[2]})
+    with pytest.raises(HTTPError) as refused:
+        urlopen(request, timeout=30)
+    with refused.value as answer:
+        assert answer.code == 400
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def is_form(kind: str, body: bytes) -> bool:
 
 
 def form_fields(kind: str, body: bytes) -> dict[str, Any]:
-    """Return the fields of a form. A file becomes base64 text, and a part ``NAME[KEY]`` the entry KEY of the object
-    NAME.
+    """Return the fields of a form. A file becomes base64 text, a part ``NAME[KEY]`` the entry KEY of the object NAME,
+    and several parts ``NAME`` or ``NAME[]`` a list.
 
     Parameters
     ----------
@@ -55,14 +55,18 @@ def form_fields(kind: str, body: bytes) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     for name, text in _multipart(kind, body) if kind.lower().startswith(WITH_FILES) else _encoded(body):
-        outer, bracket, key = name.partition("[")
-        if bracket and key.endswith("]"):
-            entries = fields.setdefault(outer, {})
-            if not isinstance(entries, dict):
-                raise ServeError("bad_request", "a field of the form is both a text and an object")
-            entries[key[:-1]] = text
-        else:
+        outer, bracket, key = name.removesuffix("[]").partition("[")
+        keyed = bool(bracket) and key.endswith("]")
+        name = outer if keyed else f"{outer}{bracket}{key}"
+        before = fields.get(name)
+        if before is not None and isinstance(before, dict) is not keyed:
+            raise ServeError("bad_request", "a field of the form is both a text and an object")
+        if keyed:
+            fields.setdefault(name, {})[key[:-1]] = text
+        elif before is None:
             fields[name] = text
+        else:
+            fields[name] = [*before, text] if isinstance(before, list) else [before, text]
     return fields
 
 

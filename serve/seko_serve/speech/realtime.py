@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -219,7 +220,7 @@ class _Conversation:
 
     async def _add(self, table: dict[str, Any]) -> None:
         text, name = text_of(table.get("item")), table["item"].get("id") or new_id("item")
-        if sum(map(len, self._texts)) + len(text) > MAX_INPUT_LETTERS:
+        if len(_joined([*self._texts, text])) > MAX_INPUT_LETTERS:
             raise ServeError("too_large", f"more than {MAX_INPUT_LETTERS} letters wait for a response")
         self._texts.append(text)
         item = message_item(str(name)[:64], "user", {"type": "input_text", "text": text})
@@ -233,7 +234,7 @@ class _Conversation:
             )
         values = RESPONSE.read(object_in(table.get("response") or {}, "response"), self._manifest)
         settings = await self._checked(self._settings.changed(values))
-        text = "\n\n".join(filter(str.strip, values.get("input", self._texts)))
+        text = _joined(values.get("input", self._texts))
         sent = FIELDS.read(
             {"input": text, "voice": settings.voice, "max_new_tokens": settings.most}, self._manifest
         )
@@ -367,6 +368,11 @@ class _Conversation:
         except (RuntimeError, TimeoutError):
             raise WebSocketDisconnect(1006) from None
         self._manager.device.metrics.sent_bytes.inc(len(content))
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """Return the texts of several items as the text of one response."""
+    return "\n\n".join(filter(str.strip, texts))
 
 
 async def _stays() -> bool:

@@ -85,7 +85,9 @@ def _paths() -> Table:
         f"{REALTIME}/link": link_api(),
         "/v1/videos": {
             "get": {
-                **operation("The key's own videos.", json_of("Videos"), ("bad_request", "unauthorized")),
+                **operation(
+                    "The key's own videos.", json_of("Videos"), ("bad_request", "unauthorized", "not_found")
+                ),
                 "parameters": [
                     parameter("limit", limit),
                     parameter("after", TEXT),

@@ -179,7 +179,7 @@ def listed(videos: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[s
     Raises
     ------
     ServeError
-        If the query's ``order`` or ``limit`` is invalid.
+        If the query's ``order`` or ``limit`` is invalid, or there is no video ``after``.
     """
     order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
     if order not in ("asc", "desc"):
@@ -189,7 +189,9 @@ def listed(videos: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[s
     ordered = list(videos if order == "desc" else reversed(videos))
     if after is not None:
         names = [video["id"] for video in ordered]
-        ordered = ordered[names.index(after) + 1 :] if after in names else []
+        if after not in names:  # such as one that was deleted since: what follows it is not known
+            raise ServeError("not_found", "there is no such video to list others after", field="after")
+        ordered = ordered[names.index(after) + 1 :]
     page = ordered[: int(limit)]
     return {
         "object": "list",
