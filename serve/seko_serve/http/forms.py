@@ -63,10 +63,10 @@ def form_fields(kind: str, body: bytes) -> dict[str, Any]:
             raise ServeError("bad_request", "a field of the form is both a text and an object")
         if keyed:
             fields.setdefault(name, {})[key[:-1]] = text
-        elif before is None:
-            fields[name] = text
+        elif isinstance(before, list):
+            before.append(text)
         else:
-            fields[name] = [*before, text] if isinstance(before, list) else [before, text]
+            fields[name] = text if before is None else [before, text]
     return fields
 
 
