@@ -17,6 +17,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import dtype_name
 from seko_export.families.base import MediaTensors
 from seko_export.families.registry import graph_of
+from seko_export.families.wan_i2v.family import FAMILY
 from seko_export.families.wan_layout.picture_branch import FEATURES
 from seko_export.families.wan_layout.picture_condition import TwoPictureFrames
 from seko_export.media.clip.files import clip_config_of, load_clip
@@ -179,6 +180,17 @@ def test_one_picture_in_a_list_of_one_and_another_that_is_not() -> None:
 def test_a_last_picture_at_a_rate_that_no_video_has(fps: float) -> None:
     with pytest.raises(UsageError, match="fps is"):
         opening_with(manifest_of(*build(TWO)), start=PHOTO, last=LAST, last_s=600, fps=fps)
+
+
+def test_a_stream_that_leads_to_a_picture_is_not_cut() -> None:
+    """A cut would move the numbers of frames past that of the last picture, which then is never shown."""
+    config = i2v_config(TWO, layout={"sink_frames": 2, "ring_frames": 4})
+    begins = {name: value[0].numpy() for name, value in FAMILY.golden_inputs(config, None).items()}
+    weights = weights_of(config, random_checkpoint(config))
+    with opened(config, weights, inputs=begins) as stacked:
+        stacked.run_chunk()
+        with pytest.raises(UsageError, match="lead to a last picture"):
+            stacked.sessions[0].cut()
 
 
 def test_rows_of_a_pool_end_at_frames_of_their_own() -> None:

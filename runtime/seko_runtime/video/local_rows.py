@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import as_array, flag, real_number, shown, whole_number
 from seko_runtime.backends.memory import Memory
+from seko_runtime.controls.pictures import LAST_FRAME_KIND
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.host.faults import machine_faults
@@ -341,6 +342,11 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         if self.manifest.workload.schedule.chunks_at_once > 1:
             raise UsageError(
                 "this artifact denoises several chunks at once, which a cut would part; restart the row instead"
+            )
+        if any(spec.kind == LAST_FRAME_KIND for spec in self.manifest.caller_inputs):
+            raise UsageError(
+                "this artifact's streams lead to a last picture at a numbered frame, and a cut moves the numbers; "
+                "restart the row instead"
             )
         self.streams.clocks.cut(row, whole_number(frames, "frames", 0, MAX_JUMP))
 

@@ -356,8 +356,8 @@ class Session(RowSession):
         ------
         UsageError
             If the session has made no chunk since it began or since the last cut; if sink and ring are not whole
-            chunks; if the layers have rings of several sizes; or if `stream` has queued a chunk that was not yielded
-            yet.
+            chunks; if the layers have rings of several sizes; if the stream leads to a last picture; or if `stream` has
+            queued a chunk that was not yielded yet.
         SessionClosedError
             If the session is closed.
         """
