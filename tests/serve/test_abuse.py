@@ -536,6 +536,26 @@ def test_pages_of_other_sites_reach_neither_sockets_nor_sessions(start: Starter)
     run(lambda new_client: undisturbed(new_client, enter), server)
 
 
+def test_pages_of_an_allowed_site_may_send_the_headers_of_any_client(start: Starter) -> None:
+    server = start(allowed_origins=frozenset({"https://good.example"}))
+
+    def allowed(origin: str) -> str:
+        asked = {
+            "Origin": origin,
+            "Access-Control-Request-Method": "PATCH",
+            "Access-Control-Request-Headers": "authorization,if-match,x-stainless-os",  # of WHIP, of OpenAI's client
+        }
+        with closing(HTTPConnection(urlsplit(server.url).netloc)) as connection:
+            connection.request("OPTIONS", "/v1/videos", headers=asked)
+            answer = connection.getresponse()
+            answer.read()
+            return answer.headers.get("access-control-allow-headers", "")
+
+    # A browser takes the asterisk for all others.
+    assert allowed("https://good.example") == "authorization, *"
+    assert allowed("https://evil.example") == ""
+
+
 def test_requests_with_one_queue_token_have_a_rate(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seko_serve.http.access, "WAITING", (1e-6, 2.0))
     monkeypatch.setattr(seko_serve.live.admission, "GRACE", 1e3)  # no place is lost on a busy machine
