@@ -571,6 +571,19 @@ def test_requests_with_one_queue_token_have_a_rate(start: Starter, monkeypatch: 
     assert (status, answer["error"]["code"], answer["error"]["place"]) == (503, "full", 2)
 
 
+def test_who_waits_as_long_as_the_header_says_is_not_too_early(start: Starter) -> None:
+    server = start(opens_per_s=1 / 8.3)
+    address = urlsplit(server.url).netloc
+    for _ in range(2):
+        with closing(HTTPConnection(address)) as connection:
+            connection.request("POST", "/v1/sessions", "{}")
+            answer = connection.getresponse()
+            error = json.loads(answer.read())["error"]
+            waits = answer.headers["retry-after"]
+    assert error["code"] == "too_many_requests"
+    assert int(waits) >= error["retry_after"] > 1
+
+
 def test_sockets_and_messages_of_one_caller_have_rates(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
