@@ -551,9 +551,8 @@ def test_pages_of_an_allowed_site_may_send_the_headers_of_any_client(start: Star
             answer.read()
             return answer.headers.get("access-control-allow-headers", "")
 
-    assert (
-        allowed("https://good.example") == "authorization, *"
-    )  # a browser takes the asterisk for all others
+    # A browser takes the asterisk for all others.
+    assert allowed("https://good.example") == "authorization, *"
     assert allowed("https://evil.example") == ""
 
 
@@ -570,6 +569,19 @@ def test_requests_with_one_queue_token_have_a_rate(start: Starter, monkeypatch: 
     assert [waiting(tokens[0])[0] for _ in range(4)] == [503, 503, 429, 429]
     status, answer = waiting(tokens[1])
     assert (status, answer["error"]["code"], answer["error"]["place"]) == (503, "full", 2)
+
+
+def test_who_waits_as_long_as_the_header_says_is_not_too_early(start: Starter) -> None:
+    server = start(opens_per_s=1 / 8.3)
+    address = urlsplit(server.url).netloc
+    for _ in range(2):
+        with closing(HTTPConnection(address)) as connection:
+            connection.request("POST", "/v1/sessions", "{}")
+            answer = connection.getresponse()
+            error = json.loads(answer.read())["error"]
+            waits = answer.headers["retry-after"]
+    assert error["code"] == "too_many_requests"
+    assert int(waits) >= error["retry_after"] > 1
 
 
 def test_sockets_and_messages_of_one_caller_have_rates(

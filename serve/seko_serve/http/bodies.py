@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -105,7 +106,7 @@ class Refusals:
     def _answer(self, error: ServeError, headers: Mapping[str, str]) -> Response:
         self._metrics.refused.labels(error.kind.code).inc()
         if error.retry_after is not None:
-            headers = {**headers, "retry-after": str(max(1, round(error.retry_after)))}
+            headers = {**headers, "retry-after": str(max(1, math.ceil(error.retry_after)))}
         return JSONResponse(error.answer(), error.kind.status, headers)
 
     async def of_routing(self, _: Request, error: HTTPException) -> Response:
