@@ -201,6 +201,15 @@ def test_an_event_between_a_request_and_its_chunk_counts(pool: Pool) -> None:
     assert np.array_equal(*chunks)
 
 
+def test_pictures_are_described_as_the_arrays_that_they_take(pool: Pool) -> None:
+    """Not as the texts that a request to open a session holds."""
+    control = controls_of(pool.manifest)["pictures"]
+    assert control.describe()["events"]["start"]["start"]["type"] == "array"
+    control.take({"start": np.zeros((40, 60, 3), np.uint8)})
+    with pytest.raises(UsageError, match="expected uint8"):
+        control.take({"start": "iVBORw0KGgo="})
+
+
 def test_controls_may_take_events_before_the_session_begins(pool: Pool) -> None:
     controls = controls_of(pool.manifest)
     controls["camera"].take({"keys": "w-9"})

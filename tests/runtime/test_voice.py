@@ -166,6 +166,21 @@ def test_gaps_and_what_comes_behind_the_end() -> None:
     assert voice.of_chunk(0).min() == -1
 
 
+def test_a_step_back_over_a_silence_hears_what_was_heard_there() -> None:
+    """A voice that ended and went on a while later, with the samples that a session keeps for a step back."""
+    control = voice_control(kept_frames=3)
+    first, second = (np.full(size, level, np.float32) for size, level in ((20_000, 0.5), (4_000, 0.25)))
+    control.take({"samples": first, "last": True})
+    for _ in range(10):
+        control.advance()
+    control.take({"samples": second})
+    heard = 1000 * (4 * 9 + 1)  # by the frames made so far
+    voice = np.concatenate((first, np.zeros(heard - len(first), np.float32), second))
+    for frame in (10, 9, 8, 7):
+        control.go_to(frame)
+        assert np.array_equal(control.next_chunk()["audio"][0, 0], by_hand(voice, frame))
+
+
 def test_an_empty_push_does_not_take_an_end_back() -> None:
     voice, empty = Heard(windows()), np.zeros(0, np.float32)
     voice.push(noise(100), last=True)

@@ -442,6 +442,8 @@ def test_masks_of_speakers_are_made_of_pictures(tmp_path: Path) -> None:
     controls = fed({"mask": files}, two, {"audio": 0})
     mask_array = controls.opening()["inputs"]["speaker_masks"]
     assert mask_array.dtype == np.float32
+    described = controls["speaker_masks"].describe()["events"]["masks"]["masks"]
+    assert described["items"]["type"] == "array"
     assert mask_array.tolist() == [[1, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 1]]
     for masks, manifest, arrays, words in (
         (files[:1], two, {}, "--mask: 1 masks given for 2 speakers"),

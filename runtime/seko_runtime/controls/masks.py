@@ -71,7 +71,8 @@ class MasksControl(Control):
         """Return the event with its schema, the number of speakers, and the ``pictures`` that a page asks for: the
         field of a request that opens a session, each picture's place in it, words for people, and whether a session
         needs it."""
-        pictures = {"type": "array", "items": {"type": "string", "description": "a picture in base64"}}
+        picture = {"type": "array", "description": "uint8 [rows, columns, 3], of any size"}
+        pictures = {"type": "array", "items": picture}
         own = self.inputs[MASKS]
         asked = [
             {

@@ -132,7 +132,7 @@ class PicturesControl(Control):
     def describe(self) -> dict[str, Any]:
         """Return the events with their schemas, and the ``pictures`` that a page asks for: the field of a request that
         opens a session, words for people, whether a session needs it, and when the last one is shown."""
-        picture = {"type": "string", "contentMediaType": "image/*", "contentEncoding": "base64"}
+        picture = {"type": "array", "description": "uint8 [rows, columns, 3], of any size"}
         start: dict[str, Any] = {"start": picture}
         if self.takes.last:
             start |= {"last": picture, "last_s": {"type": "number", "maximum": MAX_LAST_S}}

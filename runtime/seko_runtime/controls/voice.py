@@ -368,7 +368,7 @@ class VoiceControl(Control):
         begin = self.end if at is None else whole_number(at, "at", 0, MAX_SAMPLE)
         goes_on = at is None and self._ended and samples.shape[1] > 0
         if goes_on:
-            begin = max(self.end, self.needed[0])  # no frame hears what was silent before
+            begin = max(self.end, self._oldest_heard)  # no frame hears what was silent before
             gap = np.zeros((speakers, max(0, self._heard - begin)), np.float32)
             samples = np.concatenate((gap, samples), 1)
         self._check_place(begin, samples.shape[1], at)
@@ -401,6 +401,11 @@ class VoiceControl(Control):
     def _heard(self) -> int:
         """The number, plus 1, of the last sample that the frames made so far have heard; 0 before the first."""
         return self.windows.end(self._frame - 1) if self._frame else 0
+
+    @property
+    def _oldest_heard(self) -> int:
+        """The number of the first sample that a chunk may still hear, also after a step back."""
+        return self.windows.needed(max(0, self._frame - self._kept_frames))[0]
 
     # -- chunks ------------------------------------------------------------------------------------------------
 
@@ -442,7 +447,7 @@ class VoiceControl(Control):
     def advance(self) -> None:
         """Move on by a chunk, and drop the samples that no chunk hears any more."""
         self._frame += self.windows.chunk_frames
-        gone = min(self.windows.needed(max(0, self._frame - self._kept_frames))[0], self.end) - self._first
+        gone = min(self._oldest_heard, self.end) - self._first
         if gone > 0:
             self._samples.drop(gone)
             self._first += gone
