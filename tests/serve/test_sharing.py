@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+import seko_serve.http.access
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.live.watchers import MOST_BEHIND, MOST_WATCHERS, Watchers
@@ -180,6 +181,33 @@ def test_whoever_does_not_know_the_codec_or_comes_too_many_is_refused(start: Sta
         while server.manager.sessions[name_of(server)].viewer.watchers.count:
             assert time.monotonic() < end, "watchers who have gone are kept"
             await asyncio.sleep(0.05)
+
+    run(test, server)
+
+
+def test_a_watcher_who_sends_too_much_is_sent_away_alone(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seko_serve.http.access, "MESSAGES", (1e-6, 3.0))
+    server = start()
+    ping = json.dumps({"type": "ping", "t": 1})
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        name = name_of(server)
+        token = token_of(server, name)
+        async with watching(server, name, token) as loud, watching(server, name, token) as quiet:
+            for socket in (loud, quiet):
+                assert json.loads(await socket.recv())["type"] == "ready"
+            for _ in range(4):
+                await loud.send(ping)
+            with pytest.raises(ServeError) as refused:
+                await received(loud, 1 << 20)
+            assert refused.value.kind.code == "too_many_requests"
+            await quiet.send(ping)
+            async for data in quiet:  # beside frames; a socket that was closed raises here
+                if isinstance(data, str) and json.loads(data)["type"] == "pong":
+                    break
 
     run(test, server)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
@@ -94,11 +95,12 @@ async def _read_watcher(
     socket: WebSocket, session: LiveSession, connection: Connection, access: Access
 ) -> bool:
     """Answer pings until the watcher closes (return True) or the socket is gone (False)."""
+    own = f"{session.name} {secrets.token_hex(8)}"  # one who sends too much sends no other watcher away
     while True:
         received = await socket.receive()
         if received["type"] == "websocket.disconnect":
             return False
-        access.controls.take(f"those who watch {session.name}")
+        access.controls.take(own)
         control = parse_control(received.get("text") or "")
         if control.type == "close":
             return True
