@@ -40,8 +40,9 @@ from seko_serve.http.connections import HttpConnection
 from seko_serve.live.device import pool_of
 from seko_serve.live.pace import CREDIT
 from seko_serve.media.sound_files import FORMS, sound_file
-from seko_serve.protocol import Media
+from seko_serve.protocol import MAX_PROMPT_LETTERS, Media
 from seko_serve.speech import voices
+from seko_serve.speech.content import MAX_LETTERS_AHEAD
 from tests.speech.texts import said_in_turn
 from tests.speech.toy_speech import (
     MARKS,
@@ -444,6 +445,34 @@ async def heard(client: AsyncClient, chunks: int = 0) -> list[Media]:
             if not chunks or (sound and sound[-1].last):  # the chunk before a lost socket may be told again
                 break
     return sound
+
+
+def test_texts_that_come_during_a_pause_count_among_those_that_wait(start: Starter) -> None:
+    server = start(opener)
+    part = "hallo.\n" * (MAX_PROMPT_LETTERS // len("hallo.\n"))
+    fit = MAX_LETTERS_AHEAD // len(part)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(audio=["pcm"], seed=3)
+        await client.send("pause")
+        ids = [await client.send("text", text=part) for _ in range(fit + 1)]
+        await client.send("restart")  # drops them
+        await client.send("text", text="abc", last=True)
+        await client.send("play")
+        sound, rejected = [], []
+        async for received in client.messages():
+            if isinstance(received, Media):
+                sound.append(received.payload)
+                if received.last:
+                    break
+            elif received["type"] == "rejected":
+                rejected.append((received["id"], received["code"]))
+            elif received["type"] == "chunk":
+                await client.send("ack", chunk=received["chunk"])
+        assert rejected == [(ids[-1], "too_large")]
+        assert b"".join(sound) == levels(said_alone("abc", seed=3)).tobytes()
+
+    run(test, server)
 
 
 @pytest.mark.parametrize("killed", [False, True])
