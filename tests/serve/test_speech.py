@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 from itertools import pairwise
@@ -249,6 +249,25 @@ def test_a_request_that_leaves_the_queue_frees_its_place(start: Starter) -> None
 
 
 KEY, OTHER = "a-key-of-the-first-tenant", "a-key-of-the-second-tenant"
+
+
+def test_a_request_whose_place_another_key_gets_may_come_again(start: Starter) -> None:
+    server = start(opener, max_sessions=1, queue=2, keys=(KEY, OTHER))
+
+    def speak(key: str) -> tuple[int, Any]:
+        return http(f"{server.url}/v1/audio/speech", "POST", {"input": "abc", "response_format": "pcm"}, key)
+
+    with Client(server.url, KEY) as client, ThreadPoolExecutor(3) as threads:
+        client.open(audio=["pcm"])
+        own = [threads.submit(speak, KEY) for _ in range(2)]
+        while server.manager.admission.waiting < 2:
+            time.sleep(0.01)
+        other = threads.submit(speak, OTHER)
+        (refused,), (waiting,) = wait(own, return_when=FIRST_COMPLETED)
+        status, answer = refused.result()
+        assert (status, answer["error"]["code"], answer["error"]["retryable"]) == (503, "full", True)
+        client.close()
+        assert (waiting.result()[0], other.result()[0]) == (200, 200)
 
 
 @pytest.mark.parametrize("words", [None, "yes", "yes, beside a reference"])
