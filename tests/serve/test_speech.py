@@ -248,6 +248,18 @@ def test_a_request_that_leaves_the_queue_frees_its_place(start: Starter) -> None
             time.sleep(0.01)
 
 
+def test_a_request_that_waits_while_the_server_stops_is_told_so(start: Starter) -> None:
+    server = start(opener, max_sessions=1)
+    with Client(server.url) as client, ThreadPoolExecutor(1) as threads:
+        client.open(audio=["pcm"])
+        waiting = threads.submit(http, f"{server.url}/v1/audio/speech", "POST", {"input": "abc"})
+        while not server.manager.admission.waiting:
+            time.sleep(0.01)
+        server.stop()
+        status, answer = waiting.result()
+        assert (status, answer["error"]["code"]) == (503, "stopping")
+
+
 KEY, OTHER = "a-key-of-the-first-tenant", "a-key-of-the-second-tenant"
 
 

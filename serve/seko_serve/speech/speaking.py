@@ -137,7 +137,8 @@ class Speaker:
 
     def _admitted(self, tenant: str, token: str) -> bool:
         """Return whether a request that waits would get a row now; ServeError if it has lost its place, such as to a
-        request of another key while the queue is full."""
+        request of another key while the queue is full, or the server stops."""
+        self._manager.check_takes()
         try:
             return bool(self._manager.place(tenant, token)["admitted"])
         except ServeError:
