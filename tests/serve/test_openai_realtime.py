@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from starlette.websockets import WebSocketDisconnect
 
+import seko_serve.http.access
 from seko_runtime.speech.prompts import assemble
 from seko_serve.speech import realtime
 from seko_serve.speech.fields import MAX_INPUT_LETTERS
@@ -268,6 +269,21 @@ def test_what_it_does_not_do_is_refused_by_name_and_the_socket_goes_on(start: St
         await connection.send_raw("[]")
         assert (await refused(connection)).message == "an event is a JSON object"
         assert (await say(connection, ENDED))[-1].response.status == "completed"
+
+    converse(start(opener), test)
+
+
+def test_of_too_many_events_one_is_refused_and_the_next_wait(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seko_serve.http.access, "MESSAGES", (20.0, 3.0))
+
+    async def test(connection: Any) -> None:
+        for _ in range(30):
+            await connection.send_raw("[]")
+        codes = [(await refused(connection)).code for _ in range(30)]
+        assert "too_many_requests" in codes
+        assert codes.count("bad_request") > 8
 
     converse(start(opener), test)
 

@@ -205,7 +205,9 @@ def test_a_watcher_who_sends_too_much_is_sent_away_alone(
                 await received(loud, 1 << 20)
             assert refused.value.kind.code == "too_many_requests"
             await quiet.send(ping)
-            assert json.loads(await quiet.recv())["type"] == "pong"
+            async for data in quiet:  # beside frames; a socket that was closed raises here
+                if isinstance(data, str) and json.loads(data)["type"] == "pong":
+                    break
 
     run(test, server)
 

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 from itertools import pairwise
@@ -40,8 +40,9 @@ from seko_serve.http.connections import HttpConnection
 from seko_serve.live.device import pool_of
 from seko_serve.live.pace import CREDIT
 from seko_serve.media.sound_files import FORMS, sound_file
-from seko_serve.protocol import Media
+from seko_serve.protocol import MAX_PROMPT_LETTERS, Media
 from seko_serve.speech import voices
+from seko_serve.speech.content import MAX_LETTERS_AHEAD
 from tests.speech.texts import said_in_turn
 from tests.speech.toy_speech import (
     MARKS,
@@ -247,7 +248,38 @@ def test_a_request_that_leaves_the_queue_frees_its_place(start: Starter) -> None
             time.sleep(0.01)
 
 
+def test_a_request_that_waits_while_the_server_stops_is_told_so(start: Starter) -> None:
+    server = start(opener, max_sessions=1)
+    with Client(server.url) as client, ThreadPoolExecutor(1) as threads:
+        client.open(audio=["pcm"])
+        waiting = threads.submit(http, f"{server.url}/v1/audio/speech", "POST", {"input": "abc"})
+        while not server.manager.admission.waiting:
+            time.sleep(0.01)
+        server.stop()
+        status, answer = waiting.result()
+        assert (status, answer["error"]["code"]) == (503, "stopping")
+
+
 KEY, OTHER = "a-key-of-the-first-tenant", "a-key-of-the-second-tenant"
+
+
+def test_a_request_whose_place_another_key_gets_may_come_again(start: Starter) -> None:
+    server = start(opener, max_sessions=1, queue=2, keys=(KEY, OTHER))
+
+    def speak(key: str) -> tuple[int, Any]:
+        return http(f"{server.url}/v1/audio/speech", "POST", {"input": "abc", "response_format": "pcm"}, key)
+
+    with Client(server.url, KEY) as client, ThreadPoolExecutor(3) as threads:
+        client.open(audio=["pcm"])
+        own = [threads.submit(speak, KEY) for _ in range(2)]
+        while server.manager.admission.waiting < 2:
+            time.sleep(0.01)
+        other = threads.submit(speak, OTHER)
+        (refused,), (waiting,) = wait(own, return_when=FIRST_COMPLETED)
+        status, answer = refused.result()
+        assert (status, answer["error"]["code"], answer["error"]["retryable"]) == (503, "full", True)
+        client.close()
+        assert (waiting.result()[0], other.result()[0]) == (200, 200)
 
 
 @pytest.mark.parametrize("words", [None, "yes", "yes, beside a reference"])
@@ -444,6 +476,34 @@ async def heard(client: AsyncClient, chunks: int = 0) -> list[Media]:
             if not chunks or (sound and sound[-1].last):  # the chunk before a lost socket may be told again
                 break
     return sound
+
+
+def test_texts_that_come_during_a_pause_count_among_those_that_wait(start: Starter) -> None:
+    server = start(opener)
+    part = "hallo.\n" * (MAX_PROMPT_LETTERS // len("hallo.\n"))
+    fit = MAX_LETTERS_AHEAD // len(part)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(audio=["pcm"], seed=3)
+        await client.send("pause")
+        ids = [await client.send("text", text=part) for _ in range(fit + 1)]
+        await client.send("restart")  # drops them
+        await client.send("text", text="abc", last=True)
+        await client.send("play")
+        sound, rejected = [], []
+        async for received in client.messages():
+            if isinstance(received, Media):
+                sound.append(received.payload)
+                if received.last:
+                    break
+            elif received["type"] == "rejected":
+                rejected.append((received["id"], received["code"]))
+            elif received["type"] == "chunk":
+                await client.send("ack", chunk=received["chunk"])
+        assert rejected == [(ids[-1], "too_large")]
+        assert b"".join(sound) == levels(said_alone("abc", seed=3)).tobytes()
+
+    run(test, server)
 
 
 @pytest.mark.parametrize("killed", [False, True])

@@ -116,6 +116,20 @@ def test_a_player_sees_frames_steers_and_frees_its_place(start: Starter) -> None
     asyncio.run(test())
 
 
+def test_a_session_is_recorded_if_the_players_address_says_so(start: Starter) -> None:
+    server = start()
+    assert ask(f"{server.url}{WATCH}&record=yes", "POST", "nothing")[0] == 400
+
+    async def test() -> None:
+        async with player() as one:
+            await one.watch(server, f"{WATCH}&record=true")
+            events = f"{server.url}/v1/sessions/{(await one.until('ready'))['session']}/events"
+            status, recording, _ = await asyncio.to_thread(ask, events, "GET")
+            assert (status, json.loads(recording.splitlines()[0])["begin"]["seed"]) == (200, 3)
+
+    asyncio.run(test())
+
+
 def test_a_session_that_was_opened_before_outlives_its_player(start: Starter) -> None:
     server = start()
     name = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]["id"]

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import raw_body
-from seko_serve.http.fields import number
+from seko_serve.http.fields import Read, anything, flag, number
 from seko_serve.http.openings import open_session
 from seko_serve.http.workload import RouteFamily, workload_of
 from seko_serve.live.manager import SessionManager
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from seko_serve.http.sender import Sender
 
 MAX_SDP_BYTES = 64 << 10
-NUMBERS = ("fps", "last_s")  # fields of an opening that no query can hold as a number
+# Fields of an opening that no query can hold as a number or a truth.
+READ: Mapping[str, Read] = {"fps": number, "last_s": number, "record": flag}
 WHEP, WHIP = "whep", "whip"
 WAYS = {WHEP: "watches", WHIP: "sends video to"}
 SDP, FRAGMENT = "application/sdp", "application/trickle-ice-sdpfrag"
@@ -91,8 +92,7 @@ class WebRtcRoutes(RouteFamily):
                 self._video_in()
             offer = await _body(request, SDP)
             return {
-                name: number(value, name) if name in NUMBERS else value
-                for name, value in request.query_params.items()
+                name: READ.get(name, anything)(value, name) for name, value in request.query_params.items()
             }
 
         session = await open_session(request, fields, self._manager, self._access)

@@ -80,11 +80,9 @@ class SpeechContent:
         if control.type != "text":
             return
         try:
-            text = checked_text(control.fields["text"], "text.text")
+            checked_text(control.fields["text"], "text.text")
         except UsageError as error:
             raise ServeError("bad_request", str(error)) from None
-        if self._text.letters + len(text) > MAX_LETTERS_AHEAD:
-            raise ServeError("too_large", f"more than {MAX_LETTERS_AHEAD} letters wait to be spoken")
 
     def codecs(self, hello: Control) -> tuple[Codec, ...]:
         """Return the codec of the sound."""
@@ -141,8 +139,11 @@ class SpeechContent:
 
     def apply(self, row: SpeechSession, control: Control) -> str | None:
         """Append to the text that is to be spoken; for the control ``restart``, drop the text that was not spoken yet.
-        The result says so if nothing is spoken because of a text."""
+        The result says so if nothing is spoken because of a text. ServeError if too much would wait: only now the texts
+        before it have come, too."""
         if control.type == "text":
+            if self._text.letters + len(control.fields["text"]) > MAX_LETTERS_AHEAD:
+                raise ServeError("too_large", f"more than {MAX_LETTERS_AHEAD} letters wait to be spoken")
             self._text.write(control.fields["text"])
             said_nothing = not self._text.says_something
             if control.fields.get("last", False):

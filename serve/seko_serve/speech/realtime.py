@@ -205,6 +205,8 @@ class _Conversation:
             await self._send_table(
                 error_event(error, table.get("event_id") if isinstance(table, dict) else None)
             )
+            if table is None and error.retry_after is not None:  # too many: what follows waits
+                await asyncio.sleep(error.retry_after)
         except WebSocketDisconnect:
             raise
         except Exception as fault:

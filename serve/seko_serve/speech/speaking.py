@@ -14,6 +14,7 @@ from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.normaliser import normalised
 from seko_runtime.speech.voice import Voice
 from seko_serve.errors import ServeError
+from seko_serve.live.admission import LATEST_S
 from seko_serve.live.connection import Connection
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
@@ -127,12 +128,21 @@ class Speaker:
                     token = str(refused.facts.get("queue_token", ""))
                     if not token:
                         raise
-                while not self._manager.place(tenant, token)["admitted"]:
+                while not self._admitted(tenant, token):
                     if await gone():
                         raise ServeError("bad_request", "the client left before its text was spoken")
                     await asyncio.sleep(LOOK_S)
         finally:
             self._manager.leave_queue(tenant, token)
+
+    def _admitted(self, tenant: str, token: str) -> bool:
+        """Return whether a request that waits would get a row now; ServeError if it has lost its place, such as to a
+        request of another key while the queue is full, or the server stops."""
+        self._manager.check_takes()
+        try:
+            return bool(self._manager.place(tenant, token)["admitted"])
+        except ServeError:
+            raise ServeError("full", "no row is free, and the queue is full", retry_after=LATEST_S) from None
 
     async def parts(self, session: LiveSession, speech: Speech) -> AsyncGenerator[bytes]:
         """Yield the parts of the sound file while the text is spoken, then end the session."""
