@@ -182,7 +182,10 @@ def test_every_prompt_of_a_schedule_is_looked_at(whole_folder: Path, tmp_path: P
     asked = ["--chunks", "1", "--prompts", str(tmp_path / "it.json")]
     assert main(["run", str(whole_folder), "-o", str(tmp_path / "a.npy"), *asked]) == 0
     said = capsys.readouterr().err.splitlines()
-    assert said == ["warning: this artifact does not know the words 'whale'; they mean nothing to it"]
+    assert said == [
+        "warning: this artifact does not know the words 'whale'; they mean nothing to it",
+        "warning: the prompt at 9 s is not used: the last of 1 chunks begins before it",
+    ]
 
 
 def test_known_words_are_no_warning(whole_folder: Path, tmp_path: Path, capsys: Said) -> None:
