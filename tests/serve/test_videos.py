@@ -123,10 +123,8 @@ def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
     assert http(url, "DELETE", key=KEY)[1] == {"id": video["id"], "object": "video.deleted", "deleted": True}
     assert http(url, key=KEY)[0] == 404
     status, answer = http(f"{server.url}/v1/videos?after={video['id']}", key=KEY)
-    assert (status, answer["error"]["param"]) == (
-        404,
-        "after",
-    )  # no end of the list, as other videos may follow
+    # no end of the list, as other videos may follow
+    assert (status, answer["error"]["param"]) == (404, "after")
     ended(server, second["id"], KEY)
     assert [path.name for path in (tmp_path / "videos").iterdir()] == [f"seko-serve-{second['id']}.mp4"]
 

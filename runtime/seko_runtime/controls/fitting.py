@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+PICTURE_SCHEMA = {"type": "array", "description": "uint8 [rows, columns, 3], of any size"}  # in an event
+
 # takes sizes ``found`` and ``wanted``; returns the matrix [wanted, found] of a resize along one side
 Weights = Callable[[int, int], NDArray[np.float32]]
 _LOBES = 3  # of Lanczos' filter, on either side

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import as_array, items_of
 from seko_runtime.controls.base import Control, ControlOption, Event, one_of, parameters_of
-from seko_runtime.controls.fitting import fit_levels
+from seko_runtime.controls.fitting import PICTURE_SCHEMA, fit_levels
 from seko_runtime.controls.recording import of_json
 from seko_runtime.controls.voice import FEATURES, KINDS
 from seko_runtime.errors import UsageError
@@ -71,8 +71,7 @@ class MasksControl(Control):
         """Return the event with its schema, the number of speakers, and the ``pictures`` that a page asks for: the
         field of a request that opens a session, each picture's place in it, words for people, and whether a session
         needs it."""
-        picture = {"type": "array", "description": "uint8 [rows, columns, 3], of any size"}
-        pictures = {"type": "array", "items": picture}
+        pictures = {"type": "array", "items": PICTURE_SCHEMA}
         own = self.inputs[MASKS]
         asked = [
             {

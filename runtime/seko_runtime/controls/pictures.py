@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import as_array, mapping_of, real_number, whole_number
 from seko_runtime.controls.base import Control, ControlOption, Event, one_of, parameters_of
-from seko_runtime.controls.fitting import cover_pictures, fit_levels, fit_pictures
+from seko_runtime.controls.fitting import PICTURE_SCHEMA, cover_pictures, fit_levels, fit_pictures
 from seko_runtime.controls.recording import of_json
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import ControlSpec, InputSpec
@@ -132,13 +132,12 @@ class PicturesControl(Control):
     def describe(self) -> dict[str, Any]:
         """Return the events with their schemas, and the ``pictures`` that a page asks for: the field of a request that
         opens a session, words for people, whether a session needs it, and when the last one is shown."""
-        picture = {"type": "array", "description": "uint8 [rows, columns, 3], of any size"}
-        start: dict[str, Any] = {"start": picture}
+        start: dict[str, Any] = {"start": PICTURE_SCHEMA}
         if self.takes.last:
-            start |= {"last": picture, "last_s": {"type": "number", "maximum": MAX_LAST_S}}
+            start |= {"last": PICTURE_SCHEMA, "last_s": {"type": "number", "maximum": MAX_LAST_S}}
         events: dict[str, Any] = {"start": start} if self.takes.start or self.takes.portrait else {}
         if self.takes.reference_frames:
-            events["reference"] = {"reference": picture}
+            events["reference"] = {"reference": PICTURE_SCHEMA}
         return {
             "events": events,
             "pictures": self._asked_for(),
