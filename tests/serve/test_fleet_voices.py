@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from seko_serve.fleet import choice
 from seko_serve.speech import voices
 from tests.speech.toy_speech import VOICE
 
@@ -102,6 +103,27 @@ def test_a_voice_belongs_to_an_artifact(tmp_path: Path) -> None:
                 assert answer.status == wanted
         await fleet.stop(first)
         assert await names(fleet) == []
+
+    run(tmp_path / "store", test, keys=KEYS)
+
+
+def test_a_gateway_whose_rows_are_old_lists_the_voices_of_the_boxes_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "FRESH_S", 600.0)
+
+    async def test(fleet: Fleet) -> None:
+        first = await fleet.box(opener, keys=KEYS)
+        second = await fleet.box(opener, keys=KEYS, digest="0" * 64)
+        await keep(fleet, "ada")
+        assert await names(fleet) == ["ada"]
+        third = await fleet.box(opener, keys=KEYS, digest="1" * 64)  # the gateway does not know it yet
+        await fleet.stop(second)
+        await fleet.stop(first)
+        assert await names(fleet) == []
+        assert (await ask(fleet, f"{PATH}/ada", key=KEYS[0]))[0] == 404
+        await fleet.stop(third)
+        assert (await ask(fleet, PATH, key=KEYS[0]))[0] == 503
 
     run(tmp_path / "store", test, keys=KEYS)
 

@@ -81,10 +81,13 @@ class AskedBoxes:
         """Return for each box the number of sessions that were sent to it and that its entry does not count yet."""
         return self._rows.promised(time.monotonic())
 
-    async def taking(self, *, model: str | None = None, kind: str | None = None) -> list[BoxFacts]:
+    async def taking(
+        self, *, model: str | None = None, kind: str | None = None, fresh: bool = False
+    ) -> list[BoxFacts]:
         """Return the boxes that accept new sessions, of a model or a kind of output if one is given; the emptiest
         first."""
-        return in_order(await self.known(), self.promised(), model=model, kind=kind, retired=self.retired)
+        known = await self.known(fresh=fresh)
+        return in_order(known, self.promised(), model=model, kind=kind, retired=self.retired)
 
     async def with_model(self, model: object, kind: str | None = None) -> list[BoxFacts]:
         """Return the boxes for a new session or video of a model, the best first.

@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket
 
 from seko_serve.errors import ServeError
 from seko_serve.fleet.answers import headers_of, link_at, model_of, passed, rewritten, sent_to
-from seko_serve.fleet.asked_boxes import AskedBoxes
+from seko_serve.fleet.asked_boxes import AGAIN_S, AskedBoxes
 from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts
 from seko_serve.http.access import Access
@@ -126,15 +126,29 @@ class FleetWorkload:
 
     async def _of_artifacts(self, method: str, path: str, request: Request) -> AsyncIterator[Answer]:
         """Yield the answer of a box of each artifact of a workload that takes new sessions; ServeError if there is
-        none."""
+        none, or if the boxes of one do not answer."""
         self._access.tenant(request)
+        groups, answered = await self._by_artifact(), set[str]()
+        while remaining := groups.keys() - answered:
+            digest = min(remaining)
+            try:
+                _, answer = await self._boxes.first(groups[digest], method, path, headers_of(request))
+            except ServeError:
+                groups = await self._by_artifact(fresh=True)
+                if digest in groups:
+                    raise
+                continue  # its last box has ended since its row was read
+            answered.add(digest)
+            yield answer
+        if not answered:
+            raise ServeError("full", "no box answers", retry_after=AGAIN_S)
+
+    async def _by_artifact(self, *, fresh: bool = False) -> dict[str, list[BoxFacts]]:
+        """Return the boxes of this workload that take new sessions, the emptiest first, for each artifact."""
         groups: dict[str, list[BoxFacts]] = {}
-        for box in await self._boxes.taking(kind=self._workload.kind):
+        for box in await self._boxes.taking(kind=self._workload.kind, fresh=fresh):
             groups.setdefault(box.digest, []).append(box)
-        if not groups:
-            await self._boxes.first([], method, path, {})
-        for boxes in groups.values():
-            yield (await self._boxes.first(boxes, method, path, headers_of(request)))[1]
+        return groups
 
     async def _socket_link(self, path: str, request: Request) -> Response:
         """Return a link with the address of one socket at a box, the emptiest; see `ServedWorkload.socket_paths`."""
