@@ -122,7 +122,8 @@ class Viewer:
             sent while ``begin`` runs.
         last_serial : int or None
             Serial number of the last message that a resumed client received. Chunks up to that message count as shown,
-            because acknowledgements may have been lost.
+            because acknowledgements may have been lost. None for a client that is new to the session: it is sent none
+            of the earlier messages, and all of their chunks count as shown.
         buffer : int
             Number of chunks that the viewer collects before playback begins.
 
@@ -136,7 +137,9 @@ class Viewer:
                 raise connection.end
             self._pace.buffer = buffer
             ready, lacked = begin(), []
-            if last_serial is not None:
+            if last_serial is None:
+                self._acknowledge(self._whole - 1)
+            else:
                 lacked = [sent.content for sent in self._sent if sent.serial > last_serial]
                 self._acknowledge(self._last_seen(last_serial))
                 if self._reopened and last_serial >= self._serial:
