@@ -48,7 +48,8 @@ async def to_the_end(client: AsyncClient) -> tuple[list[Media], ServeError]:
 
 async def gone(server: Running, client: AsyncClient) -> None:
     """Wait until the session has no row."""
-    while session_of(client) in server.manager.sessions:
+    manager = server.manager
+    while session_of(client) in manager.sessions or manager.admission.running > len(manager.sessions):
         await asyncio.sleep(0.02)
 
 
