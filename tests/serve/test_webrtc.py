@@ -96,7 +96,7 @@ def test_a_player_sees_frames_steers_and_frees_its_place(start: Starter) -> None
                 assert (frame.width, frame.height) == (24, 8)
             ready = await one.until("ready")
             (session,) = server.manager.sessions
-            assert one.place == f"/v1/sessions/{session}/whep"
+            assert one.place.startswith(f"/v1/sessions/{session}/whep/")
             assert (ready["session"], ready["fps"]) == (session, 20)
             one.send("prompt", id="p", text="c a")
             assert (await one.until("received"))["id"] == "p"
@@ -140,6 +140,25 @@ def test_a_session_that_was_opened_before_outlives_its_player(start: Starter) ->
             await one.track.recv()
             assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 200
         assert server.manager.sessions[name].viewer.detached_at is not None
+
+    asyncio.run(test())
+
+
+def test_a_player_that_was_sent_away_ends_its_own_connection_alone(start: Starter) -> None:
+    server = start()
+
+    async def test() -> None:
+        async with player() as one, player() as other:
+            await one.watch(server, WATCH)
+            await one.track.recv()
+            session = one.place.partition("/whep")[0]
+            await other.watch(server, f"{session}/whep")
+            await other.track.recv()
+            assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 404
+            await other.until("ready")
+            for _ in range(2 * FRAMES):
+                await other.track.recv()
+            assert (await asyncio.to_thread(ask, server.url + other.place, "DELETE"))[0] == 200
 
     asyncio.run(test())
 
@@ -233,7 +252,7 @@ def test_what_is_no_offer_takes_no_place(start: Starter) -> None:
     assert ask(server.url + WATCH, "POST", "{}", "application/json")[0] == 415
     assert ask(f"{server.url}/v1/whep?promt=a", "POST", "nothing")[0] == 400
     assert not server.manager.sessions
-    assert ask(f"{server.url}/v1/sessions/x/whep", "DELETE")[0] == 404
+    assert ask(f"{server.url}/v1/sessions/x/whep/x", "DELETE")[0] == 404
 
 
 def test_a_client_learns_the_relay_and_what_else_it_needs(start: Starter) -> None:

@@ -113,8 +113,14 @@ class Gateway:
             Route("/v1/sessions/{name}/watch", self._session, methods=["POST"]),
             *(Route(f"/v1/{way}", self._open_for_offer, methods=["POST", "OPTIONS"]) for way in WAYS),
             *(
-                Route(f"/v1/sessions/{{name}}/{way}", self._session, methods=["POST", "PATCH", "DELETE"])
+                route
                 for way in WAYS
+                for route in (
+                    Route(f"/v1/sessions/{{name}}/{way}", self._session, methods=["POST"]),
+                    Route(
+                        f"/v1/sessions/{{name}}/{way}/{{peer}}", self._session, methods=["PATCH", "DELETE"]
+                    ),
+                )
             ),
             *FleetVideos(self._boxes, self._access).routes(),
             *(

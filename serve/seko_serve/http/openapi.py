@@ -217,6 +217,9 @@ def _webrtc(way: str, does: str) -> Table:
                 ),
                 "requestBody": body(sdp),
             },
+        },
+        f"/v1/sessions/{{name}}/{way}/{{peer}}": {
+            "parameters": [path_parameter("name"), path_parameter("peer")],
             "patch": {
                 **operation("Adds candidates of trickle ICE.", None, BODY, status=204),
                 "requestBody": body({"application/trickle-ice-sdpfrag": {"schema": TEXT}}),

@@ -64,10 +64,11 @@ class WebRtcRoutes(RouteFamily):
             for route in (
                 Route(f"/v1/{way}", partial(self._open, way), methods=["POST"]),
                 Route(f"/v1/{way}", self._options, methods=["OPTIONS"]),
+                Route(f"/v1/sessions/{{name}}/{way}", partial(self._enter, way), methods=["POST"]),
                 Route(
-                    f"/v1/sessions/{{name}}/{way}",
-                    partial(self._session, way),
-                    methods=["POST", "PATCH", "DELETE"],
+                    f"/v1/sessions/{{name}}/{way}/{{peer}}",
+                    partial(self._entered, way),
+                    methods=["PATCH", "DELETE"],
                 ),
             )
         ]
@@ -102,15 +103,18 @@ class WebRtcRoutes(RouteFamily):
             await self._manager.close(session)
             raise
 
-    async def _session(self, way: str, request: Request) -> Response:
-        name = request.path_params["name"]
+    async def _enter(self, way: str, request: Request) -> Response:
+        session = self._manager.find(request.path_params["name"], self._access.tenant(request))
+        self._access.count_socket(request)
+        return await self._answer(way, request, session, await _body(request, SDP))
+
+    async def _entered(self, way: str, request: Request) -> Response:
+        """Change or end the connection of a peer, at the address that it was given: another may have come since."""
+        name, peer = request.path_params["name"], request.path_params["peer"]
         session = self._manager.find(name, self._access.tenant(request))
-        if request.method == "POST":
-            self._access.count_socket(request)
-            return await self._answer(way, request, session, await _body(request, SDP))
         entered = self._peers[way].get(name)
-        if entered is None:
-            raise ServeError("not_found", f"nobody {WAYS[way]} this session by WebRTC")
+        if entered is None or entered.name != peer:
+            raise ServeError("not_found", f"no such peer {WAYS[way]} this session by WebRTC")
         if request.method == "PATCH":
             await entered.peer.add_candidates(await _body(request, FRAGMENT))
             return Response(status_code=204)
@@ -132,12 +136,14 @@ class WebRtcRoutes(RouteFamily):
         self._running = {peer, *(other for other in self._running if other.running)}
         sessions = self._manager.sessions
         peers = {name: entered for name, entered in self._peers[way].items() if name in sessions}
-        before, peers[session.name] = peers.get(session.name), _Entered(peer, opened)
+        entered = _Entered(secrets.token_hex(8), peer, opened)
+        before, peers[session.name] = peers.get(session.name), entered
         self._peers[way] = peers
         if before is not None and way == WHIP:  # a player is sent away by its session
             await before.peer.close()
-        location = f"{request.scope.get('root_path') or ''}/v1/sessions/{session.name}/{way}"
-        headers = {"location": location, "etag": f'"{secrets.token_hex(8)}"', "accept-patch": FRAGMENT}
+        root = request.scope.get("root_path") or ""
+        location = f"{root}/v1/sessions/{session.name}/{way}/{entered.name}"
+        headers = {"location": location, "etag": f'"{entered.name}"', "accept-patch": FRAGMENT}
         return Response(answer, 201, headers | _ice_servers(self._settings), SDP)
 
     def _video_in(self) -> Mapping[str, int]:
@@ -170,8 +176,9 @@ def _ice_servers(settings: Settings) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Entered:
-    """A peer that has entered a session, and whether the session was opened for it, and ends with it."""
+    """A peer that has entered a session, its name, and whether the session was opened for it, and ends with it."""
 
+    name: str
     peer: Peer
     opened: bool
 
