@@ -36,6 +36,7 @@ def cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         settings = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
         settings["RAY_memory_monitor_refresh_ms"] = "0"  # else Ray kills boxes while others fill the memory
+        settings["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"  # as `seko-serve fleet` sets it
         for name, value in {**ENVIRONMENT, **settings}.items():
             patch.setenv(name, value)
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})

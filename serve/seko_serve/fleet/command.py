@@ -68,6 +68,8 @@ def main(arguments: list[str]) -> int:
     reason = ""
     if not sys.stderr.isatty():  # Ray colours what its processes print, also in files
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+    # After 5 s Ray ends a proxy that a busy machine has not started yet, and `serve.start` fails with it.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     try:
         # Without an address Ray would join a cluster that already runs on this machine, and change its fleet.
         ray.init(address=chosen.address or "local", namespace=NAMESPACE, log_to_driver=True)
