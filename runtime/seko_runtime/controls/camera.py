@@ -481,7 +481,7 @@ class CameraControl(Control):
             if not isinstance(state, Mapping):
                 raise TypeError(f"a {type(state).__name__}")
             settings = self._changed(state["settings"])
-            stand = type(self._rest).load(state, settings)
+            stand = type(self._rest).load(state)
             shown_pose = (
                 checked_poses(finite_numbers(state["shown"], (4, 4))[None])[0] if self._world else np.eye(4)
             )
@@ -499,7 +499,7 @@ class CameraControl(Control):
             chunks_before = [
                 (
                     whole_number(first, "frame", 0),
-                    type(self._rest).load(stood, settings),
+                    type(self._rest).load(stood),
                     checked_poses(finite_numbers(seen, (4, 4))[None])[0],
                 )
                 for first, stood, seen in state["before"]

@@ -117,14 +117,13 @@ class Stand:
         return {"place": self.place.tolist(), "yaw": self.yaw, "pitch": self.pitch}
 
     @classmethod
-    def load(cls, state: Mapping[str, Any], how: KeySettings) -> Stand:
+    def load(cls, state: Mapping[str, Any]) -> Stand:
         """Return the stand of a `state`; ValueError or UsageError if there is none."""
         stand = cls(
             finite_numbers(state["place"], (3,)),
             real_number(state["yaw"], "yaw"),
             real_number(state["pitch"], "pitch"),
         )
-        del how
         if abs(stand.pitch) > math.radians(_STRAIGHT):
             raise ValueError("pitch is beyond straight up or down")
         return stand
@@ -149,9 +148,8 @@ class Flight:
         return {"pose": self.pose.tolist()}
 
     @classmethod
-    def load(cls, state: Mapping[str, Any], how: KeySettings) -> Flight:
+    def load(cls, state: Mapping[str, Any]) -> Flight:
         """Return the stand of a `state`; ValueError or UsageError if there is none."""
-        del how
         return cls(checked_poses(finite_numbers(state["pose"], (4, 4))[None])[0])
 
 

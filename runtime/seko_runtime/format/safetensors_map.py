@@ -20,7 +20,6 @@ from seko_runtime.format.json_fields import Fields, as_integer, as_text, parse_j
 from seko_runtime.format.manifest import DTYPE_BYTES, TensorSpec
 
 MAX_HEADER_BYTES = 16 << 20  # most bytes of a header; 40 layers of Wan 14B need about 0.15 MB
-ADVICE = "; rebuild the artifact"  # at the end of an error; no user rebuilds other files
 PREFIX_BYTES = 8
 DTYPE_NAMES = {
     "F32": "float32",
@@ -134,7 +133,7 @@ def map_header(data: memoryview, size: int, file: str) -> dict[str, MappedTensor
         if tensor.offset != end:
             raise ArtifactError(
                 f"{file}: tensor {tensor.name} begins at byte {tensor.offset}, expected {end}: "
-                f"tensors must neither overlap nor leave holes{ADVICE}"
+                f"tensors must neither overlap nor leave holes"
             )
         end += tensor.nbytes
     if end != size:
@@ -151,7 +150,7 @@ def header_end(data: memoryview, size: int, file: str) -> int:
     if header_bytes > MAX_HEADER_BYTES or PREFIX_BYTES + header_bytes > size:
         raise ArtifactError(
             f"{file} announces a header of {header_bytes} bytes in a file of {size}, "
-            f"at most {MAX_HEADER_BYTES} are read{ADVICE}"
+            f"at most {MAX_HEADER_BYTES} are read"
         )
     return PREFIX_BYTES + header_bytes
 

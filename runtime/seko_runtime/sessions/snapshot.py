@@ -20,7 +20,7 @@ from seko_runtime.errors import ArtifactError, ManifestError, SnapshotError, Usa
 from seko_runtime.format.artifact_files import FILE_FLAGS
 from seko_runtime.format.json_fields import Fields, parse_json
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.format.safetensors_map import ADVICE, map_safetensors, safetensors_head
+from seko_runtime.format.safetensors_map import map_safetensors, safetensors_head
 from seko_runtime.format.whole_files import whole_file
 from seko_runtime.host.faults import lacks, machine_faults
 from seko_runtime.sessions.row_state import RowLayout, RowState, StateForm
@@ -278,8 +278,7 @@ def _parts(content: NDArray[np.uint8], name: str, *, keyed: bool) -> dict[str, N
     try:
         tensors = map_safetensors(content.data, name)
     except ArtifactError as fault:
-        problem = str(fault).removesuffix(ADVICE)
-        raise SnapshotError(f"{name} is no readable snapshot: {problem}; take another copy") from fault
+        raise SnapshotError(f"{name} is no readable snapshot: {fault}; take another copy") from fault
     if _MAC in tensors and not keyed:
         raise SnapshotError(f"{name} was written with a key; open the pool with that snapshot_key")
     for needed in (_FACTS, _MAC if keyed else _HASH):

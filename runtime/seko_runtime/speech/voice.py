@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import path_of, shown
 from seko_runtime.errors import ArtifactError, InputFileError, UsageError
-from seko_runtime.format.safetensors_map import ADVICE, map_safetensors, safetensors_head
+from seko_runtime.format.safetensors_map import map_safetensors, safetensors_head
 from seko_runtime.format.whole_files import whole_file
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.speech.prompts import Floats, checked_patches
@@ -81,7 +81,7 @@ class Voice:
             text = tensors[_TEXT].to_numpy().tobytes().decode() if _TEXT in tensors else ""
             return cls(**arrays, text=text)  # type: ignore[arg-type]  # checked by the class
         except (ArtifactError, UsageError, UnicodeDecodeError) as fault:
-            raise InputFileError(f"{name} is no encoded voice: {str(fault).removesuffix(ADVICE)}") from None
+            raise InputFileError(f"{name} is no encoded voice: {fault}") from None
 
     @machine_faults()
     def save(self, path: str | Path) -> None:
