@@ -444,6 +444,43 @@ def test_a_lease_that_is_given_up_while_it_is_taken_again_is_free(
     run(tmp_path / "store", test)
 
 
+@pytest.mark.parametrize("repeated", [False, True], ids=["lost", "repeated"])
+def test_a_lease_whose_answer_was_lost_is_the_boxs_own(
+    repeated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory forgot a session's lease, and takes it again for the box; the box hears nothing of it, or, as
+    Redis' client has sent the request twice, that the lease is taken."""
+    monkeypatch.setattr("seko_serve.fleet.box.BEAT_S", 0.02)
+
+    async def test(fleet: Fleet) -> None:
+        box, claim, lost = await fleet.box(), MemoryDirectory.claim, asyncio.Event()
+        name = (await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT}))[1]["id"]
+
+        async def unheard(directory: MemoryDirectory, *arguments: Any) -> Lease:
+            lease = await claim(directory, *arguments)
+            if lost.is_set():
+                return lease
+            lost.set()
+            if repeated:
+                return await claim(directory, *arguments)
+            raise DirectoryError("the directory does not answer: TimeoutError")
+
+        monkeypatch.setattr(MemoryDirectory, "claim", unheard)
+        directory = box._directory
+        assert directory is not None
+        lease = await fleet.lease(name)
+        assert lease is not None
+        await directory.release(name, "local", lease)
+        await lost.wait()
+        session = box._manager.sessions[name]
+        while session.end is None and box._leases == {}.fromkeys(box._leases, lease):
+            await asyncio.sleep(0.02)
+        assert session.end is None
+        assert [*box._leases.values()] == [await fleet.lease(name)]
+
+    run(tmp_path / "store", test)
+
+
 def test_one_that_listens_at_a_gateway_keeps_its_place_at_the_box_and_frees_it(tmp_path: Path) -> None:
     async def test(fleet: Fleet) -> None:
         box, body = await fleet.box(max_sessions=1), {"prompt": PROMPT}
