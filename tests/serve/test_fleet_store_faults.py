@@ -298,6 +298,52 @@ def test_a_store_that_does_not_answer_delays_no_stream_and_no_drain_for_ever(
         answers.set()
 
 
+def test_a_store_that_does_not_answer_keeps_no_viewer_out_and_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, put, answers = tmp_path / "store", FolderStore.put, threading.Event()
+    answers.set()
+
+    def putting(store: FolderStore, name: str, pieces: Sequence[Content]) -> None:
+        assert answers.wait(LIMIT_S)
+        put(store, name, pieces)
+
+    monkeypatch.setattr(FolderStore, "put", putting)
+
+    async def test(fleet: Fleet, _: Directory, new_client: NewClient) -> None:
+        box = await fleet.box()
+        clients = [await opened(new_client(), seed) for seed in (0, 1, 2)]
+        media: list[list[Media]] = [[], [], []]
+        for client, own in zip(clients, media, strict=True):
+            await saved(folder, client, own)
+        stays, closes, leaves = clients
+        media[0] += (await watch(stays, 1))[0]
+        monkeypatch.setattr(box._manager.saving, "_looked_at", float("inf"))  # nobody looks for old files first
+        answers.clear()
+        await leaves.drop()
+        parked = box._manager.sessions[session_of(leaves)]
+        monkeypatch.setattr(box._manager, "_lease_s", lambda of: 0.0 if of is parked else LIMIT_S)
+        while not parked._on_hold:
+            await asyncio.sleep(0.02)
+        closing = asyncio.create_task(ask(fleet, f"/v1/sessions/{session_of(closes)}", "DELETE"))
+        while session_of(closes) in box._manager.sessions:
+            await asyncio.sleep(0.02)
+        await stays.drop()
+        await stays.resume()
+        media[0] += (await watch(stays, media[0][-1].chunk + 4))[0]
+        assert check(media[0], 0) == 0
+        assert session_of(leaves) in box._manager.sessions
+        answers.set()
+        await closing
+        while len(box._manager.sessions) > 1:
+            await asyncio.sleep(0.02)
+
+    try:
+        run(folder, test)
+    finally:
+        answers.set()
+
+
 def test_no_row_and_no_lease_is_left_of_sessions_that_nobody_comes_back_to(tmp_path: Path) -> None:
     folder = tmp_path / "store"
 
