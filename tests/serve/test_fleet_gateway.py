@@ -21,6 +21,7 @@ from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.fleet import choice
 from seko_serve.fleet.answers import model_of
+from seko_serve.fleet.boxes import Boxes, BoxSilentError
 from seko_serve.fleet.directory import BoxFacts, DirectoryError, Lease, MemoryDirectory
 from seko_serve.http.bodies import MAX_ENTRIES
 from seko_serve.live import admission
@@ -193,6 +194,26 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
         figures = (await ask(fleet, "/metrics"))[1].decode()
         assert figures.count("seko_serve_box_capacity{") == 2
         assert "seko_serve_gateway_admit_seconds_count" in figures
+
+    run(tmp_path / "store", test)
+
+
+def test_a_model_is_listed_though_a_box_of_it_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(fleet: Fleet) -> None:
+        silent, other = await fleet.box(), await fleet.box()
+        ask_box = Boxes.ask
+
+        async def asked(boxes: Boxes, box: BoxFacts, *arguments: Any, **fields: Any) -> Any:
+            if box.name == silent.name:
+                raise BoxSilentError(box.name)
+            return await ask_box(boxes, box, *arguments, **fields)
+
+        monkeypatch.setattr(Boxes, "ask", asked)
+        for _ in range(2):
+            assert len((await ask(fleet, "/v1/models"))[1]["data"]) == 1
+            silent, other = other, silent
 
     run(tmp_path / "store", test)
 
