@@ -218,6 +218,25 @@ def test_a_model_is_listed_though_a_box_of_it_is_silent(
     run(tmp_path / "store", test)
 
 
+def test_a_video_whose_box_nobody_noted_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(fleet: Fleet) -> None:
+        for _ in range(2):
+            await fleet.box()
+        table = {"prompt": PROMPT, "seconds": 0.1}
+        name = (await ask(fleet, "/v1/videos", "POST", table))[1]["id"]
+        monkeypatch.setattr(MemoryDirectory, "noted", unnoted)
+        while (await ask(fleet, f"/v1/videos/{name}"))[1]["status"] != "completed":
+            await asyncio.sleep(0.05)
+        assert (await ask(fleet, f"/v1/videos/{name}/content/link", "POST"))[0] == 201
+        assert (await ask(fleet, f"/v1/videos/{name}", "DELETE"))[1]["deleted"]
+        assert (await ask(fleet, f"/v1/videos/{name}"))[0] == 404
+
+    async def unnoted(_: MemoryDirectory, __: str) -> None:
+        """Return nothing, as two hours later, or in a directory that has lost its content."""
+
+    run(tmp_path / "store", test)
+
+
 def test_a_gateway_lists_all_videos_of_a_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seko_serve.fleet.videos.MAX_LISTED", 2)
 
