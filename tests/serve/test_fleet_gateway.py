@@ -237,6 +237,20 @@ def test_a_video_whose_box_nobody_noted_is_found(tmp_path: Path, monkeypatch: py
     run(tmp_path / "store", test)
 
 
+def test_a_box_counts_sessions_that_are_being_opened(tmp_path: Path) -> None:
+    """Else its row would have neither free rows nor sessions, and the scaler would take it for a box of one row."""
+
+    async def test(fleet: Fleet) -> None:
+        box = await fleet.box()
+        box._manager.admission.ask(admission.Demand("local", 1.0), None, "0" * 16)
+        facts = box.facts()
+        assert (facts.sessions, facts.sessions + facts.free) == (1, facts.capacity)
+        box._manager.admission.finish("0" * 16)
+        assert box.facts().sessions == 0
+
+    run(tmp_path / "store", test)
+
+
 def test_a_gateway_lists_all_videos_of_a_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seko_serve.fleet.videos.MAX_LISTED", 2)
 

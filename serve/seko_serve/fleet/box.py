@@ -223,7 +223,7 @@ class Box:
             manager.capacity,
             manager.admission.free if manager.takes else 0,
             manager.admission.waiting,
-            len(manager.sessions),
+            manager.admission.running,
             manager.takes,
             application=self._application,
             kind=manager.device.manifest.workload.kind,
