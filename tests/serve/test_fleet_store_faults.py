@@ -245,6 +245,38 @@ def test_a_full_store_stops_no_stream_and_a_session_that_must_move_waits_for_roo
     run(folder, test)
 
 
+def test_a_snapshot_that_cannot_be_read_for_a_while_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, get, fails = tmp_path / "store", FolderStore.get, [False]
+
+    def getting(store: FolderStore, name: str) -> Content | None:
+        if fails[0] and ".snapshot-" in name:
+            raise StoreError(f"{name} cannot be read: TimeoutError")
+        return get(store, name)
+
+    monkeypatch.setattr(FolderStore, "get", getting)
+
+    async def test(fleet: Fleet, _: Directory, new_client: NewClient) -> None:
+        first = await fleet.box()
+        client = await opened(new_client(), 1)
+        media: list[Media] = []
+        await saved(folder, client, media)
+        boxes = [await fleet.box() for _ in range(3)]
+        await fleet.stop(first)
+        media += (await to_the_end(client))[0]
+        fails[0] = True
+        for box in boxes:
+            with pytest.raises(ServeError, match="cannot continue now"):
+                await box._manager.reenter(session_of(client), client._resume)
+        fails[0] = False
+        await client.resume()
+        media += (await watch(client, 3))[0]
+        assert check(media, 1) == 0
+
+    run(folder, test)
+
+
 def test_a_store_that_does_not_answer_delays_no_stream_and_no_drain_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -413,9 +413,12 @@ class SessionManager:
             await self._leases.claim(name, record.tenant)
             with self.device.reserved_row():
                 await self.device.call(self._make_room)
-                record = await self._taken_over(record)
                 began = time.monotonic()
-                saved = await self.saving.read(record)
+                # First, because a process that takes the session over and then cannot read it counts as one that ended.
+                saved, before = await self._read_ahead(record), record
+                record = await self._taken_over(record)
+                if saved is None or record.snapshot != before.snapshot:
+                    saved = await self.saving.read(record)
                 session = await self.device.in_background(lambda pool: self._restored(pool, record, saved))
             self.device.metrics.snapshot.labels("read").observe(time.monotonic() - began)
             session.tokens = tokens
@@ -443,6 +446,12 @@ class SessionManager:
                 await self._leave(name)
         self.device.metrics.snapshots.labels("restored").inc()
         return session
+
+    async def _read_ahead(self, record: Record) -> Saved | None:
+        """Return the snapshot of a record; None if it is damaged or gone, as when its owner still saves the session."""
+        with suppress(DamagedError):
+            return await self.saving.read(record)
+        return None
 
     async def _taken_over(self, record: Record) -> Record:
         """Make this process the owner of a saved session; ServeError if another process is the owner, or the store is
