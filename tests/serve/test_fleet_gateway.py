@@ -443,6 +443,21 @@ def test_a_box_that_a_gateway_does_not_know_yet_keeps_its_session(
     run(tmp_path / "store", test)
 
 
+def test_a_box_may_listen_on_an_address_of_ipv6(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no ::1")
+
+    async def test(fleet: Fleet) -> None:
+        box = await fleet.box(host="::1")
+        status, opened = await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT})
+        assert (status, urlsplit(opened["url"]).hostname) == (201, "::1")
+        assert urlsplit(box.facts().web).port == urlsplit(opened["url"]).port
+
+    run(tmp_path / "store", test)
+
+
 def test_a_box_that_ends_while_a_request_is_under_way_renews_no_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

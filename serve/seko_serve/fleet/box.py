@@ -212,10 +212,11 @@ class Box:
         manager, settings = self._manager, self._settings
         port = self._listener.sockets[0].getsockname()[1]
         secure = "" if settings.tls_key is None else "s"
-        address = f"{settings.host}:{port}"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{port}"
         return BoxFacts(
             self.name,
-            self._public.format(host=settings.host, port=port) or f"ws{secure}://{address}",
+            self._public.format(host=host, port=port) or f"ws{secure}://{address}",
             f"http{secure}://{address}",
             self._group,
             manager.device.manifest.name,
