@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.fleet import choice
 from seko_serve.fleet.answers import model_of
+from seko_serve.fleet.asked_boxes import AskedBoxes
 from seko_serve.fleet.boxes import Boxes, BoxSilentError
 from seko_serve.fleet.directory import BoxFacts, DirectoryError, Lease, MemoryDirectory
 from seko_serve.http.bodies import MAX_ENTRIES
@@ -548,6 +550,35 @@ def test_a_lease_whose_answer_was_lost_is_the_boxs_own(
         assert [*box._leases.values()] == [await fleet.lease(name)]
 
     run(tmp_path / "store", test)
+
+
+def test_requests_do_not_wait_for_a_silent_directory_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        answers, silent = asyncio.Event(), asyncio.Event()
+        reads = [0]
+
+        async def boxes(_: MemoryDirectory) -> list[BoxFacts]:
+            reads[0] += 1
+            silent.set()
+            await answers.wait()
+            if reads[0] == 1:
+                raise DirectoryError("the directory does not answer: TimeoutError")
+            return []
+
+        monkeypatch.setattr(MemoryDirectory, "boxes", boxes)
+        asked = AskedBoxes(memory(), ssl.create_default_context())
+        async with asked.opened():
+            waiting = [asyncio.create_task(asked.known(fresh=fresh)) for fresh in (False, True, False)]
+            await silent.wait()
+            answers.set()
+            ends = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(end) for end in ends] == [DirectoryError] * 3
+            assert await asked.known() == []
+        assert reads == [2]
+
+    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
 
 
 def test_one_that_listens_at_a_gateway_keeps_its_place_at_the_box_and_frees_it(tmp_path: Path) -> None:
