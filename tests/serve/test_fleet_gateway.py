@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,6 +22,8 @@ from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.fleet import choice
 from seko_serve.fleet.answers import model_of
+from seko_serve.fleet.asked_boxes import AskedBoxes
+from seko_serve.fleet.boxes import Boxes, BoxSilentError
 from seko_serve.fleet.directory import BoxFacts, DirectoryError, Lease, MemoryDirectory
 from seko_serve.http.bodies import MAX_ENTRIES
 from seko_serve.live import admission
@@ -193,6 +196,59 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
         figures = (await ask(fleet, "/metrics"))[1].decode()
         assert figures.count("seko_serve_box_capacity{") == 2
         assert "seko_serve_gateway_admit_seconds_count" in figures
+
+    run(tmp_path / "store", test)
+
+
+def test_a_model_is_listed_though_a_box_of_it_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(fleet: Fleet) -> None:
+        silent, other = await fleet.box(), await fleet.box()
+        ask_box = Boxes.ask
+
+        async def asked(boxes: Boxes, box: BoxFacts, *arguments: Any, **fields: Any) -> Any:
+            if box.name == silent.name:
+                raise BoxSilentError(box.name)
+            return await ask_box(boxes, box, *arguments, **fields)
+
+        monkeypatch.setattr(Boxes, "ask", asked)
+        for _ in range(2):
+            assert len((await ask(fleet, "/v1/models"))[1]["data"]) == 1
+            silent, other = other, silent
+
+    run(tmp_path / "store", test)
+
+
+def test_a_video_whose_box_nobody_noted_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(fleet: Fleet) -> None:
+        for _ in range(2):
+            await fleet.box()
+        table = {"prompt": PROMPT, "seconds": 0.1}
+        name = (await ask(fleet, "/v1/videos", "POST", table))[1]["id"]
+        monkeypatch.setattr(MemoryDirectory, "noted", unnoted)
+        while (await ask(fleet, f"/v1/videos/{name}"))[1]["status"] != "completed":
+            await asyncio.sleep(0.05)
+        assert (await ask(fleet, f"/v1/videos/{name}/content/link", "POST"))[0] == 201
+        assert (await ask(fleet, f"/v1/videos/{name}", "DELETE"))[1]["deleted"]
+        assert (await ask(fleet, f"/v1/videos/{name}"))[0] == 404
+
+    async def unnoted(_: MemoryDirectory, __: str) -> None:
+        """Return nothing, as two hours later, or in a directory that has lost its content."""
+
+    run(tmp_path / "store", test)
+
+
+def test_a_box_counts_sessions_that_are_being_opened(tmp_path: Path) -> None:
+    """Else its row would have neither free rows nor sessions, and the scaler would take it for a box of one row."""
+
+    async def test(fleet: Fleet) -> None:
+        box = await fleet.box()
+        box._manager.admission.ask(admission.Demand("local", 1.0), None, "0" * 16)
+        facts = box.facts()
+        assert (facts.sessions, facts.sessions + facts.free) == (1, facts.capacity)
+        box._manager.admission.finish("0" * 16)
+        assert box.facts().sessions == 0
 
     run(tmp_path / "store", test)
 
@@ -389,6 +445,21 @@ def test_a_box_that_a_gateway_does_not_know_yet_keeps_its_session(
     run(tmp_path / "store", test)
 
 
+def test_a_box_may_listen_on_an_address_of_ipv6(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no ::1")
+
+    async def test(fleet: Fleet) -> None:
+        box = await fleet.box(host="::1")
+        status, opened = await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT})
+        assert (status, urlsplit(opened["url"]).hostname) == (201, "::1")
+        assert urlsplit(box.facts().web).port == urlsplit(opened["url"]).port
+
+    run(tmp_path / "store", test)
+
+
 def test_a_box_that_ends_while_a_request_is_under_way_renews_no_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -442,6 +513,72 @@ def test_a_lease_that_is_given_up_while_it_is_taken_again_is_free(
         assert not box._leases
 
     run(tmp_path / "store", test)
+
+
+@pytest.mark.parametrize("repeated", [False, True], ids=["lost", "repeated"])
+def test_a_lease_whose_answer_was_lost_is_the_boxs_own(
+    repeated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory forgot a session's lease, and takes it again for the box; the box hears nothing of it, or, as
+    Redis' client has sent the request twice, that the lease is taken."""
+    monkeypatch.setattr("seko_serve.fleet.box.BEAT_S", 0.02)
+
+    async def test(fleet: Fleet) -> None:
+        box, claim, lost = await fleet.box(), MemoryDirectory.claim, asyncio.Event()
+        name = (await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT}))[1]["id"]
+
+        async def unheard(directory: MemoryDirectory, *arguments: Any) -> Lease:
+            lease = await claim(directory, *arguments)
+            if lost.is_set():
+                return lease
+            lost.set()
+            if repeated:
+                return await claim(directory, *arguments)
+            raise DirectoryError("the directory does not answer: TimeoutError")
+
+        monkeypatch.setattr(MemoryDirectory, "claim", unheard)
+        directory = box._directory
+        assert directory is not None
+        lease = await fleet.lease(name)
+        assert lease is not None
+        await directory.release(name, "local", lease)
+        await lost.wait()
+        session = box._manager.sessions[name]
+        while session.end is None and box._leases == {}.fromkeys(box._leases, lease):
+            await asyncio.sleep(0.02)
+        assert session.end is None
+        assert [*box._leases.values()] == [await fleet.lease(name)]
+
+    run(tmp_path / "store", test)
+
+
+def test_requests_do_not_wait_for_a_silent_directory_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        answers, silent = asyncio.Event(), asyncio.Event()
+        reads = [0]
+
+        async def boxes(_: MemoryDirectory) -> list[BoxFacts]:
+            reads[0] += 1
+            silent.set()
+            await answers.wait()
+            if reads[0] == 1:
+                raise DirectoryError("the directory does not answer: TimeoutError")
+            return []
+
+        monkeypatch.setattr(MemoryDirectory, "boxes", boxes)
+        asked = AskedBoxes(memory(), ssl.create_default_context())
+        async with asked.opened():
+            waiting = [asyncio.create_task(asked.known(fresh=fresh)) for fresh in (False, True, False)]
+            await silent.wait()
+            answers.set()
+            ends = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(end) for end in ends] == [DirectoryError] * 3
+            assert await asked.known() == []
+        assert reads == [2]
+
+    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
 
 
 def test_one_that_listens_at_a_gateway_keeps_its_place_at_the_box_and_frees_it(tmp_path: Path) -> None:

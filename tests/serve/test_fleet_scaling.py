@@ -209,6 +209,12 @@ def test_a_box_that_starts_does_not_take_the_place_of_one_that_takes_sessions() 
     assert scaling.plan(started, {"app-a", "app-b", "app-c"}, 4.0) == Plan(0, (), ("app-b", "app-c"))
 
 
+def test_the_row_that_a_killed_box_has_left_beside_the_new_one_ends_no_box() -> None:
+    scaling = Scaling(Bounds(2, 4, QUIET_S), 0.0)
+    rows = [row("a", 8, 4), row("b", 8, 4), replace(row("b", 8, 0), name="b-again")]
+    assert scaling.plan(rows, {"app-a", "app-b"}, 0.0) == Plan(0, (), ())
+
+
 class FakeBoxes:
     """Boxes with numbers of sessions, and a record of what was done to them."""
 

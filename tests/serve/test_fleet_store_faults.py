@@ -245,6 +245,38 @@ def test_a_full_store_stops_no_stream_and_a_session_that_must_move_waits_for_roo
     run(folder, test)
 
 
+def test_a_snapshot_that_cannot_be_read_for_a_while_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, get, fails = tmp_path / "store", FolderStore.get, [False]
+
+    def getting(store: FolderStore, name: str) -> Content | None:
+        if fails[0] and ".snapshot-" in name:
+            raise StoreError(f"{name} cannot be read: TimeoutError")
+        return get(store, name)
+
+    monkeypatch.setattr(FolderStore, "get", getting)
+
+    async def test(fleet: Fleet, _: Directory, new_client: NewClient) -> None:
+        first = await fleet.box()
+        client = await opened(new_client(), 1)
+        media: list[Media] = []
+        await saved(folder, client, media)
+        boxes = [await fleet.box() for _ in range(3)]
+        await fleet.stop(first)
+        media += (await to_the_end(client))[0]
+        fails[0] = True
+        for box in boxes:
+            with pytest.raises(ServeError, match="cannot continue now"):
+                await box._manager.reenter(session_of(client), client._resume)
+        fails[0] = False
+        await client.resume()
+        media += (await watch(client, 3))[0]
+        assert check(media, 1) == 0
+
+    run(folder, test)
+
+
 def test_a_store_that_does_not_answer_delays_no_stream_and_no_drain_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +323,54 @@ def test_a_store_that_does_not_answer_delays_no_stream_and_no_drain_for_ever(
         record = await asyncio.to_thread(second._manager.saving._saved.find, session_of(client))  # type: ignore[union-attr]
         assert record is not None
         assert names == {record.snapshot}, "a snapshot that no record names"
+
+    try:
+        run(folder, test)
+    finally:
+        answers.set()
+
+
+def test_a_store_that_does_not_answer_keeps_no_viewer_out_and_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, put, answers = tmp_path / "store", FolderStore.put, threading.Event()
+    answers.set()
+
+    def putting(store: FolderStore, name: str, pieces: Sequence[Content]) -> None:
+        assert answers.wait(LIMIT_S)
+        put(store, name, pieces)
+
+    monkeypatch.setattr(FolderStore, "put", putting)
+
+    async def test(fleet: Fleet, _: Directory, new_client: NewClient) -> None:
+        box = await fleet.box()
+        clients = [await opened(new_client(), seed) for seed in (0, 1, 2)]
+        media: list[list[Media]] = [[], [], []]
+        for client, own in zip(clients, media, strict=True):
+            await saved(folder, client, own)
+        stays, closes, leaves = clients
+        media[0] += (await watch(stays, 1))[0]
+        monkeypatch.setattr(
+            box._manager.saving, "_looked_at", float("inf")
+        )  # nobody looks for old files first
+        answers.clear()
+        await leaves.drop()
+        parked = box._manager.sessions[session_of(leaves)]
+        monkeypatch.setattr(box._manager, "_lease_s", lambda of: 0.0 if of is parked else LIMIT_S)
+        while not parked._on_hold:
+            await asyncio.sleep(0.02)
+        closing = asyncio.create_task(ask(fleet, f"/v1/sessions/{session_of(closes)}", "DELETE"))
+        while session_of(closes) in box._manager.sessions:
+            await asyncio.sleep(0.02)
+        await stays.drop()
+        await stays.resume()
+        media[0] += (await watch(stays, media[0][-1].chunk + 4))[0]
+        assert check(media[0], 0) == 0
+        assert session_of(leaves) in box._manager.sessions
+        answers.set()
+        await closing
+        while len(box._manager.sessions) > 1:
+            await asyncio.sleep(0.02)
 
     try:
         run(folder, test)

@@ -52,6 +52,7 @@ class AskedBoxes:
         self._open_directory, self._authorities = open_directory, authorities
         self.retired, self.dice = retired, random.Random()
         self._rows, self._reading = KnownBoxes(), asyncio.Lock()
+        self._failed_at, self._failure = float("-inf"), ""  # of the last read that failed
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -71,10 +72,19 @@ class AskedBoxes:
         return await self._connections.ask(box, method, path, headers, body)
 
     async def known(self, *, fresh: bool = False) -> list[BoxFacts]:
-        """Return the entries of all boxes, which are at most `FRESH_S` seconds old."""
+        """Return the entries of all boxes, which are at most `FRESH_S` seconds old. Those who wait while the directory
+        does not answer get its error together: one after another they would wait without end."""
+        asked = time.monotonic()
         async with self._reading:
+            if self._failed_at > asked:
+                raise DirectoryError(self._failure)
             if fresh or self._rows.stale(time.monotonic()):
-                self._rows.update(await self.directory.boxes(), time.monotonic())
+                try:
+                    rows = await self.directory.boxes()
+                except DirectoryError as error:
+                    self._failed_at, self._failure = time.monotonic(), str(error)
+                    raise
+                self._rows.update(rows, time.monotonic())
             return self._rows.rows
 
     def promised(self) -> dict[str, int]:

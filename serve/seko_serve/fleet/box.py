@@ -187,16 +187,16 @@ class Box:
         for place, lease in zip(leases, (await directory.renew(leases)).values(), strict=True):
             if self._leases.get(place) != leases[place] or lease == leases[place]:
                 continue
-            taken: Lease | None = None
             if lease is None:  # the directory forgot it, or did not answer for long
-                with suppress(HeldError):
+                with suppress(HeldError):  # the next beat hears by whom
                     taken = await directory.claim(place, self.name, 0)
-            if self._leases.get(place) != leases[place]:  # the session gave it up meanwhile
-                if taken is not None:
-                    await directory.release(place.session, place.tenant, taken)
+                    if self._leases.get(place) == leases[place]:
+                        self._leases[place] = taken
+                    else:  # the session gave it up meanwhile
+                        await directory.release(place.session, place.tenant, taken)
                 continue
-            if taken is not None:
-                self._leases[place] = taken
+            if lease.box == self.name:  # taken again, though the answer was lost
+                self._leases[place] = lease
                 continue
             session = self._manager.sessions.get(place.session)
             if session is not None:
@@ -212,10 +212,11 @@ class Box:
         manager, settings = self._manager, self._settings
         port = self._listener.sockets[0].getsockname()[1]
         secure = "" if settings.tls_key is None else "s"
-        address = f"{settings.host}:{port}"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{port}"
         return BoxFacts(
             self.name,
-            self._public.format(host=settings.host, port=port) or f"ws{secure}://{address}",
+            self._public.format(host=host, port=port) or f"ws{secure}://{address}",
             f"http{secure}://{address}",
             self._group,
             manager.device.manifest.name,
@@ -223,7 +224,7 @@ class Box:
             manager.capacity,
             manager.admission.free if manager.takes else 0,
             manager.admission.waiting,
-            len(manager.sessions),
+            manager.admission.running,
             manager.takes,
             application=self._application,
             kind=manager.device.manifest.workload.kind,

@@ -34,7 +34,7 @@ class BoxFacts:
         The artifact's name and SHA-256.
     capacity, free, waiting, sessions : int
         Number of rows of the box's pool; number of further sessions that the box would admit by measured call times;
-        number of requests in the box's queue; number of open sessions.
+        number of requests in the box's queue; number of sessions that are open, or are being opened.
     accepts : bool
         Whether the box accepts new sessions; False while the box ends, or if the box is to end after its last session.
     application : str

@@ -356,9 +356,18 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         self._access.tenant(request)
-        boxes = one_of_each_artifact(await self._boxes.taking())
-        answers = await self._boxes.all(boxes, "/v1/models", headers_of(request))
-        models = {model["id"]: model for _, answer in answers for model in answer.table.get("data", [])}
+        groups: dict[str, list[BoxFacts]] = {}
+        for box in await self._boxes.taking():
+            groups.setdefault(box.digest, []).append(box)
+
+        async def of(boxes: list[BoxFacts]) -> list[dict[str, Any]]:
+            with suppress(ServeError):  # no box of the artifact answers
+                answer = (await self._boxes.first(boxes, "GET", "/v1/models", headers_of(request)))[1]
+                return [*answer.table.get("data", [])]
+            return []
+
+        found = await asyncio.gather(*map(of, groups.values()))
+        models = {model["id"]: model for listed in found for model in listed}
         return JSONResponse({"object": "list", "data": list(models.values())})
 
     async def _model(self, request: Request) -> Response:

@@ -157,10 +157,11 @@ class Scaling:
             The time in seconds.
         """
         accepting = {box: accepts for box, (accepts, at) in self._commands.items() if now - at < KNOWN_S}
+        own = {
+            row.application: row for row in rows if row.application in boxes
+        }  # of a killed box there are two
         known = [
-            _after_command(row, accepting.get(row.application, row.accepts))
-            for row in rows
-            if row.application in boxes
+            _after_command(row, accepting.get(application, row.accepts)) for application, row in own.items()
         ]
         self._resumed &= set(boxes)
         closed = sorted((row for row in known if not row.accepts), key=lambda row: -row.sessions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from itertools import chain
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -98,7 +99,15 @@ class FleetVideos:
 
     async def _box_of_video(self, request: Request) -> BoxFacts:
         self._access.tenant(request)
-        box = await self._boxes.named(await self._boxes.directory.noted(request.path_params["name"]) or "")
+        name, directory = request.path_params["name"], self._boxes.directory
+        noted = await directory.noted(name)
+        if noted is None:  # long ago, or the directory has lost it
+            path = f"/v1/videos/{quote(name, safe='')}"
+            answers = await self._boxes.all(await self._boxes.known(), path, headers_of(request))
+            noted = next((box.name for box, answer in answers if answer.status < 400), "")
+            if noted:
+                await directory.note(name, noted)
+        box = await self._boxes.named(noted)
         if box is None:
             raise ServeError("not_found", "there is no such video, or its box has ended")
         return box

@@ -111,7 +111,7 @@ class SessionManager:
         # By session: only one task at a time gives a session a row or takes its row.
         self._row_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._workers = ThreadPoolExecutor(ENCODERS, thread_name_prefix="seko-encode")
-        self._reaper: asyncio.Task[None] | None = None
+        self._reapers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Open the artifact and the store of snapshots, measure the artifact's calls, and begin to end sessions whose
@@ -143,17 +143,16 @@ class SessionManager:
         await self.device.call(self._calibrate)
         if (part := workload.part_of_work()) is not None:
             await self.device.in_parts(part)
-        self._reaper = asyncio.create_task(self._reap())
+        self._reapers = [asyncio.create_task(self._free_ended()), asyncio.create_task(self._park_alone())]
 
     async def drain(self) -> None:
         """Refuse new sessions, save all sessions, and close their sockets; a second call does nothing."""
         if self.stopping:
             return
         self.stopping = True
-        if self._reaper is not None:
-            self._reaper.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._reaper
+        for reaper in self._reapers:
+            reaper.cancel()
+        await asyncio.gather(*self._reapers, return_exceptions=True)
         sessions = list(self.sessions.values())
         for session in sessions:
             session.hold()
@@ -414,9 +413,12 @@ class SessionManager:
             await self._leases.claim(name, record.tenant)
             with self.device.reserved_row():
                 await self.device.call(self._make_room)
-                record = await self._taken_over(record)
                 began = time.monotonic()
-                saved = await self.saving.read(record)
+                # First, because a process that takes the session over and then cannot read it counts as one that ended.
+                saved, before = await self._read_ahead(record), record
+                record = await self._taken_over(record)
+                if saved is None or record.snapshot != before.snapshot:
+                    saved = await self.saving.read(record)
                 session = await self.device.in_background(lambda pool: self._restored(pool, record, saved))
             self.device.metrics.snapshot.labels("read").observe(time.monotonic() - began)
             session.tokens = tokens
@@ -444,6 +446,12 @@ class SessionManager:
                 await self._leave(name)
         self.device.metrics.snapshots.labels("restored").inc()
         return session
+
+    async def _read_ahead(self, record: Record) -> Saved | None:
+        """Return the snapshot of a record; None if it is damaged or gone, as when its owner still saves the session."""
+        with suppress(DamagedError):
+            return await self.saving.read(record)
+        return None
 
     async def _taken_over(self, record: Record) -> Record:
         """Make this process the owner of a saved session; ServeError if another process is the owner, or the store is
@@ -551,19 +559,32 @@ class SessionManager:
         least = AWAITED_LEASE_S if saved and self.admission.waiting else self.settings.lease_s
         return min(least, self.settings.lease_s)
 
-    async def _reap(self) -> None:
-        """Free the rows of sessions that have failed, or that have been alone for longer than their lease. An error of
-        one session does not end the loop."""
+    async def _free_ended(self) -> None:
+        """Free the rows of sessions that have failed, also while the store does not answer. An error of one session
+        does not end the loop."""
         while True:
             await asyncio.sleep(REAP_S)
-            await self.saving.remove_old(self.sessions)
-            now = time.monotonic()
             for session in list(self.sessions.values()):
-                gone = session.alone_since
                 try:
                     if session.end is not None:
                         await self._drop(session)
-                    elif gone is not None and now - gone > self._lease_s(session):
-                        await self._park(session)
                 except Exception:
                     _LOG.exception("session %s cannot be ended", session.name)
+
+    async def _park_alone(self) -> None:
+        """Save the sessions that have been alone for longer than their lease, and free their rows. An error of one
+        session does not end the loop."""
+        while True:
+            await asyncio.sleep(REAP_S)
+            await self.saving.remove_old(self.sessions)
+            for session in list(self.sessions.values()):
+                gone = session.alone_since
+                try:
+                    if (
+                        session.end is None
+                        and gone is not None
+                        and time.monotonic() - gone > self._lease_s(session)
+                    ):
+                        await self._park(session)
+                except Exception:
+                    _LOG.exception("session %s cannot be parked", session.name)

@@ -25,6 +25,7 @@ WRITERS = 2  # threads that write and read snapshots
 # For snapshots that are still being written when the server has stopped; Ray waits longer.
 LAST_WRITES_S = 10.0
 OLD_S = 60.0  # between two looks for files that are too old
+TOKEN_S = 2.0  # for which a client that comes back waits until its new token is saved
 AGAIN_S = 2.0  # after which a client tries again when the store cannot be read
 TAKEN = "another process has taken the session over"
 ResultT = TypeVar("ResultT")
@@ -138,24 +139,21 @@ class Saving:
             session.snapshot_done()
 
     async def token(self, session: LiveSession) -> str:
-        """Return the session's next resume token, which later server processes also accept; ServeError if another
-        process continues the session.
+        """Return the session's next resume token, which later server processes also accept, unless the store does not
+        answer within `TOKEN_S` seconds; ServeError if another process continues the session.
         """
         newest, saved = self._newest.get(session.name), self._saved
+        token = session.tokens.rotate(session.made_chunks)
         if newest is None or saved is None:
-            return session.tokens.rotate(session.made_chunks)
-        async with newest.lock:
-            token = session.tokens.rotate(session.made_chunks)
-            record = newest.record
-            if record is not None and not newest.forgotten:
-                following = replace(record, tokens=session.tokens.hashes)
-                try:
-                    newest.record = await self._run(lambda: saved.commit(record, following))
-                except TakenError:
-                    session.finish(ServeError("conflict", TAKEN))
-                    raise ServeError("conflict", TAKEN) from None
-                except StoreError as error:
-                    _LOG.error("session %s: its new token is not saved: %s", session.name, error)
+            return token
+        task = asyncio.create_task(self._write_tokens(session, newest, saved))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        done, _ = await asyncio.wait({task}, timeout=TOKEN_S)
+        if not done:
+            _LOG.error("session %s: its new token is not saved yet: the store does not answer", session.name)
+        elif task.result():
+            raise ServeError("conflict", TAKEN)
         return token
 
     async def find(self, name: str) -> Record | None:
@@ -239,6 +237,22 @@ class Saving:
                 task.cancel()
         if not await self._threads.stop(max(0.0, until - time.monotonic())):
             _LOG.error("the store of snapshots does not answer; what is being written is given up")
+
+    async def _write_tokens(self, session: LiveSession, newest: _NewestRecord, saved: SavedSessions) -> bool:
+        """Write a record with the session's tokens; return whether another process has taken the session over, which
+        then ends."""
+        async with newest.lock:
+            record = newest.record
+            if record is not None and not newest.forgotten:
+                following = replace(record, tokens=session.tokens.hashes)
+                try:
+                    newest.record = await self._run(lambda: saved.commit(record, following))
+                except TakenError:
+                    session.finish(ServeError("conflict", TAKEN))
+                    return True
+                except StoreError as error:
+                    _LOG.error("session %s: its new token is not saved: %s", session.name, error)
+        return False
 
     async def _write_or_note(self, session: LiveSession, capture: Capture) -> None:
         try:
