@@ -14,6 +14,7 @@ import pytest
 
 from seko_export.artifact.packing import pack_artifact
 from seko_runtime.errors import ArtifactError
+from seko_runtime.format.own_folders import make_own_folder
 from seko_serve.fleet.artifacts import artifact_folder
 from seko_serve.fleet.command import main
 from seko_serve.fleet.config import FleetConfig, ModelConfig, read_config
@@ -215,6 +216,12 @@ def test_a_tar_is_unpacked_once_checked_and_named_by_its_digest(
     with monkeypatch.context() as patch:
         patch.setattr("seko_serve.fleet.artifacts.unpack_artifact", unpacked.append)
         assert artifact_folder(str(tar), cache) == folder
+    (note,) = cache.glob("*.digest")
+    note.write_bytes(b"")  # as a machine may leave it that loses its power
+    left, lock = make_own_folder(cache, ".unpacking-")
+    os.close(lock)  # of a box that was killed
+    assert artifact_folder(str(tar), cache) == folder
+    assert not left.exists()
     content, before = bytearray(tar.read_bytes()), tar.stat()
     content[len(content) // 2] ^= 1
     tar.write_bytes(content)

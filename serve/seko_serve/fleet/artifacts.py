@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from seko_runtime.format.own_folders import make_own_folder, remove_own_folder, sweep
 from seko_runtime.format.private_files import shared_folder
 from seko_runtime.format.unpacking import unpack_artifact
 from seko_serve.store.base import StoreError
 
 READ_BYTES = 16 << 20
+_UNPACKING = ".unpacking-"
 
 
 def artifact_folder(source: str, cache: Path | None) -> Path:
@@ -53,14 +54,17 @@ def artifact_folder(source: str, cache: Path | None) -> Path:
         )
     # The digest of what a source had: a tar that was replaced or written has another number or time of change.
     note = home / f"{hashlib.sha256(f'{source} {_state(source)}'.encode()).hexdigest()}.digest"
-    if note.exists() and (home / note.read_text()).is_dir():
-        return home / note.read_text()
-    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=home) as folder:
+    # A machine that lost its power may leave an empty note.
+    if note.exists() and (digest := note.read_text()) and (home / digest).is_dir():
+        return home / digest
+    sweep(home, _UNPACKING)
+    folder, lock = make_own_folder(home, _UNPACKING)
+    try:
         archive = Path(source)
         if "://" in source:
-            archive = Path(folder, "artifact.tar")
+            archive = folder / "artifact.tar"
             _download(source, archive)
-        unpacked = unpack_artifact(archive, Path(folder, "artifact"))
+        unpacked = unpack_artifact(archive, folder / "artifact")
         target = home / unpacked.digest
         if not target.is_dir():
             try:
@@ -68,9 +72,12 @@ def artifact_folder(source: str, cache: Path | None) -> Path:
             except OSError:
                 if not target.is_dir():  # else another process was faster
                     raise
-        written = Path(folder, "digest")
+        written = folder / "digest"
         written.write_text(unpacked.digest)
         written.rename(note)
+    finally:
+        remove_own_folder(folder)
+        os.close(lock)
     return target
 
 
