@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ pytest.importorskip("aiortc")
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.rtp import RTCP_PSFB_APP, RtcpPsfbPacket, pack_remb_fci
 
+from seko_serve.live.workload import ServedPool
 from seko_serve.settings import Settings
 
 from .browser import browser_path, open_page
@@ -112,6 +114,35 @@ def test_a_player_sees_frames_steers_and_frees_its_place(start: Starter) -> None
             assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 200
             assert not server.manager.sessions
             assert server.manager.admission.running == 0
+
+    asyncio.run(test())
+
+
+def test_a_player_that_ends_its_session_frees_its_row_while_the_device_is_busy(start: Starter) -> None:
+    server = start()
+    manager, begun, over = server.manager, threading.Event(), threading.Event()
+
+    def busy(_: ServedPool) -> None:
+        begun.set()
+        over.wait(WAIT_S)
+
+    async def test() -> None:
+        async with player() as one:
+            await one.watch(server, WATCH)
+            await one.until("chunk")
+            call = asyncio.run_coroutine_threadsafe(manager.call(busy), manager._loop)
+            await asyncio.to_thread(begun.wait, WAIT_S)
+            one.send("close")
+            try:
+                while one.rtc.connectionState != "closed":
+                    await asyncio.sleep(0.02)
+            finally:
+                over.set()
+            await asyncio.wrap_future(call)
+            while manager.admission.running:
+                await asyncio.sleep(0.02)
+            free = asyncio.run_coroutine_threadsafe(manager.call(lambda pool: pool.free), manager._loop)
+            assert await asyncio.wrap_future(free) == manager.capacity
 
     asyncio.run(test())
 

@@ -127,6 +127,7 @@ class Player(Peer):
         self._codecs: tuple[Codec, ...] = ()
         self._facts: Mapping[str, Any] = {}  # of the stream, as in the message `ready`
         self._connection: Connection | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._rtc.on("datachannel", self._opened)
 
     def _agree(self, kinds: set[str]) -> None:
@@ -189,7 +190,9 @@ class Player(Peer):
         """Take controls until the peer ends the session."""
         while not await self._intake.take(await self._controls.get()):
             pass
-        await self._manager.close(self._session)
+        # In a task of its own: the session's end ends this one, before the row is free.
+        self._closing = asyncio.create_task(self._manager.close(self._session))
+        await asyncio.shield(self._closing)
 
     async def _heed_losses(self) -> None:
         """Lower the video's bitrate while the peer loses packets, by the shares of WebRTC's congestion control (GCC).
