@@ -23,7 +23,9 @@ pytest.importorskip("aiortc")
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.rtp import RTCP_PSFB_APP, RtcpPsfbPacket, pack_remb_fci
 
+from seko_serve.client import AsyncClient
 from seko_serve.live.workload import ServedPool
+from seko_serve.media.video import Frame, MjpegEncoder, Packet
 from seko_serve.settings import Settings
 
 from .browser import browser_path, open_page
@@ -143,6 +145,32 @@ def test_a_player_that_ends_its_session_frees_its_row_while_the_device_is_busy(s
                 await asyncio.sleep(0.02)
             free = asyncio.run_coroutine_threadsafe(manager.call(lambda pool: pool.free), manager._loop)
             assert await asyncio.wrap_future(free) == manager.capacity
+
+    asyncio.run(test())
+
+
+def test_a_player_takes_over_from_a_socket_within_a_chunk(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the chunk is none of the codec that the socket had."""
+    server, entered, encode = start(), threading.Event(), MjpegEncoder.encode
+
+    def slow(self: MjpegEncoder, frame: Frame) -> Packet:
+        if self._number == 2:
+            entered.wait(WAIT_S)
+        return encode(self, frame)
+
+    monkeypatch.setattr(MjpegEncoder, "encode", slow)
+
+    async def test() -> None:
+        async with player() as one, AsyncClient(server.url) as client:
+            await client.open(codecs=["mjpeg"], prompt=PROMPT)
+            (session,) = server.manager.sessions
+            await one.watch(server, f"/v1/sessions/{session}/whep")
+            await one.until("ready")
+            entered.set()
+            for _ in range(2 * FRAMES):
+                await one.track.recv()
 
     asyncio.run(test())
 

@@ -179,8 +179,11 @@ class Player(Peer):
                     self._ready = self._ready or received
                     self._tell(received)
                     continue
-                for media in self._pieces(Media.parse(received)):
-                    heapq.heappush(self._waiting, (media.pts_us, order, media))
+                media = Media.parse(received)
+                if media.codec not in self._codecs:  # the rest of a chunk that began before it took over
+                    continue
+                for piece in self._pieces(media):
+                    heapq.heappush(self._waiting, (piece.pts_us, order, piece))
                     order += 1
                 self._news.set()
             if connection.end is not None and not connection.outbox:
