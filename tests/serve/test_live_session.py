@@ -24,6 +24,7 @@ from seko_serve.live.encoding import MadeChunk
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.pace import Pace
 from seko_serve.live.session import Capture, LiveSession
+from seko_serve.live.viewer import Viewer
 from seko_serve.live.workload import ServedPool
 from seko_serve.metrics import Metrics
 from seko_serve.protocol import Control
@@ -281,3 +282,24 @@ def test_a_control_changes_the_next_chunk_whether_or_not_that_was_requested(
     assert (control is None) == np.array_equal(expected[0], steered(None)[0])
     for got, wanted in zip(steered(control, asked=True, saved=saved), expected, strict=True):
         assert np.array_equal(got, wanted)
+
+
+def test_a_chunk_that_was_under_way_when_a_socket_was_lost_starts_no_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The viewer is back after a minute, and the next chunk is not a minute late."""
+    loop, now = asyncio.new_event_loop(), [100.0]
+    monkeypatch.setattr("seko_serve.live.viewer.time", SimpleNamespace(monotonic=lambda: now[0]))
+    viewer = Viewer(16.0, loop)
+    first = viewer.enter()
+    viewer.attach(first, lambda: "ready", None, 1)
+    viewer.count(12)
+    viewer.leave(first)
+    viewer.count(12)
+    now[0] += 60.0
+    second = viewer.enter()
+    viewer.attach(second, lambda: "ready", -1, 1)
+    assert not viewer.plays
+    assert viewer.count(12).lateness == 0
+    assert viewer.counts()["late_chunks"] == 0
+    loop.close()
