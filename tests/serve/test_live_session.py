@@ -19,6 +19,7 @@ from seko_runtime.controls.recording import as_json
 from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.sessions.scheduler import Waiting, next_call
 from seko_runtime.sessions.session import PendingResult
+from seko_serve.errors import ServeError
 from seko_serve.live.device import Device
 from seko_serve.live.encoding import MadeChunk
 from seko_serve.live.manager import SessionManager
@@ -27,7 +28,7 @@ from seko_serve.live.session import Capture, LiveSession
 from seko_serve.live.viewer import Viewer
 from seko_serve.live.workload import ServedPool
 from seko_serve.metrics import Metrics
-from seko_serve.protocol import Control
+from seko_serve.protocol import Codec, Control
 from seko_serve.settings import Settings
 from seko_serve.video.content import VideoContent
 from seko_serve.video.opening import Opening
@@ -303,3 +304,15 @@ def test_a_chunk_that_was_under_way_when_a_socket_was_lost_starts_no_clock(
     assert viewer.count(12).lateness == 0
     assert viewer.counts()["late_chunks"] == 0
     loop.close()
+
+
+def test_a_socket_that_lost_its_session_before_its_hello_changes_no_codec(session: LiveSession) -> None:
+    slow, quick = session.viewer.enter(), session.viewer.enter()
+    session.attach(quick, lambda: "ready", None, 1, (Codec.MJPEG,))
+    hello = Control("hello", "", {"codecs": ("mjpeg", "rgb24")})
+    watcher = session.watch(hello, repr)
+    with pytest.raises(ServeError, match="took over"):
+        session.attach(slow, lambda: "ready", -1, 1, (Codec.RGB24,))
+    assert watcher.end is None
+    session.watch(hello, repr)
+    assert cast("VideoContent", session.content).frames.codec is Codec.MJPEG

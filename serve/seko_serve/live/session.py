@@ -166,13 +166,14 @@ class LiveSession:
         the errors are those of `Viewer.attach`.
         """
 
-        if self._codecs and self._codecs != tuple(codecs):
-            self.viewer.watchers.finish(
-                ServeError("conflict", "the video goes on in another codec: watch it again", retry_after=1.0)
-            )
-        self._codecs = tuple(codecs)
-
         def begin() -> str:
+            if self._codecs and self._codecs != tuple(codecs):
+                self.viewer.watchers.finish(
+                    ServeError(
+                        "conflict", "the video goes on in another codec: watch it again", retry_after=1.0
+                    )
+                )
+            self._codecs = tuple(codecs)
             self.content.attach(codecs)
             return ready()
 
