@@ -175,6 +175,22 @@ def test_a_player_takes_over_from_a_socket_within_a_chunk(
     asyncio.run(test())
 
 
+def test_a_player_of_a_paused_session_is_told_so(start: Starter) -> None:
+    server = start()
+    name = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]["id"]
+    http(f"{server.url}/v1/sessions/{name}", "PATCH", {"paused": True})
+
+    async def test() -> None:
+        async with player() as one:
+            await one.watch(server, f"/v1/sessions/{name}/whep")
+            assert (await one.messages.get())["type"] == "ready"
+            assert (await one.messages.get())["paused"] is True
+            one.send("play", id="p")
+            await one.track.recv()
+
+    asyncio.run(test())
+
+
 def test_a_session_is_recorded_if_the_players_address_says_so(start: Starter) -> None:
     server = start()
     assert ask(f"{server.url}{WATCH}&record=yes", "POST", "nothing")[0] == 400

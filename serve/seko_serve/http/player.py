@@ -163,6 +163,8 @@ class Player(Peer):
         channel.on("message", self._came)
         if self._ready:
             channel.send(self._ready)
+            if self._session.paused:
+                channel.send(message("state", paused=True))
 
     def _came(self, received: str | bytes) -> None:
         try:

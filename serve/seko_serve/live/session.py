@@ -146,6 +146,11 @@ class LiveSession:
         """The error with which the session has ended; None while the session is open."""
         return self.viewer.end
 
+    @property
+    def paused(self) -> bool:
+        """Whether the session makes no new chunk until the control ``play``."""
+        return self._paused
+
     def finish(self, error: ServeError) -> None:
         """End the session: no further chunk is made, and the socket closes with the error ``error``. Any thread may
         call `finish`; only the first call has an effect.
