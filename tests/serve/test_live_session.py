@@ -316,3 +316,17 @@ def test_a_socket_that_lost_its_session_before_its_hello_changes_no_codec(sessio
     assert watcher.end is None
     session.watch(hello, repr)
     assert cast("VideoContent", session.content).frames.codec is Codec.MJPEG
+
+
+def test_frames_are_timed_by_a_rate_that_is_no_whole_number() -> None:
+    with world_opener() as pool:
+        content = VideoContent(pool.manifest, Opening("a b c", 3, 12.5))
+        row = content.open(pool, "name", "tenant")
+        content.attach((Codec.RGB24,))
+        content.ask(row, 0.0)
+        ((_, chunk),) = pool.serve_next()
+        piece = content.accept_chunk(chunk)
+        piece.read()
+        times = [media.pts_us for media in piece.encode(0, 100)]
+        assert times[:3] == [8_000_000, 8_080_000, 8_160_000]
+        row.close()
