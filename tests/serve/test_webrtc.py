@@ -191,6 +191,21 @@ def test_a_player_of_a_paused_session_is_told_so(start: Starter) -> None:
     asyncio.run(test())
 
 
+def test_a_player_that_ends_its_session_is_told_its_end(start: Starter) -> None:
+    server = start()
+
+    async def test() -> None:
+        async with player() as one:
+            await one.watch(server, WATCH)
+            await one.until("chunk")
+            one.send("close")
+            while (message := await one.messages.get())["type"] not in ("end", "error"):
+                pass
+            assert message == {"type": "end", "reason": "closed"}
+
+    asyncio.run(test())
+
+
 def test_a_session_is_recorded_if_the_players_address_says_so(start: Starter) -> None:
     server = start()
     assert ask(f"{server.url}{WATCH}&record=yes", "POST", "nothing")[0] == 400

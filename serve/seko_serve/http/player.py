@@ -153,7 +153,9 @@ class Player(Peer):
         return self._receive(connection), self._play(), self._take(), self._heed_losses()
 
     def _left(self, error: ServeError | None) -> None:
-        if error is not None:
+        if self._closing is not None:
+            self._tell(message("end", reason="closed"))
+        elif error is not None:
             self._tell(message("error", **error.body()))
         if self._connection is not None:
             self._session.viewer.leave(self._connection)
