@@ -19,14 +19,16 @@ from seko_runtime.controls.recording import as_json
 from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.sessions.scheduler import Waiting, next_call
 from seko_runtime.sessions.session import PendingResult
+from seko_serve.errors import ServeError
 from seko_serve.live.device import Device
 from seko_serve.live.encoding import MadeChunk
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.pace import Pace
 from seko_serve.live.session import Capture, LiveSession
+from seko_serve.live.viewer import Viewer
 from seko_serve.live.workload import ServedPool
 from seko_serve.metrics import Metrics
-from seko_serve.protocol import Control
+from seko_serve.protocol import Codec, Control
 from seko_serve.settings import Settings
 from seko_serve.video.content import VideoContent
 from seko_serve.video.opening import Opening
@@ -281,3 +283,72 @@ def test_a_control_changes_the_next_chunk_whether_or_not_that_was_requested(
     assert (control is None) == np.array_equal(expected[0], steered(None)[0])
     for got, wanted in zip(steered(control, asked=True, saved=saved), expected, strict=True):
         assert np.array_equal(got, wanted)
+
+
+def test_a_chunk_that_was_under_way_when_a_socket_was_lost_starts_no_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The viewer is back after a minute, and the next chunk is not a minute late."""
+    loop, now = asyncio.new_event_loop(), [100.0]
+    monkeypatch.setattr("seko_serve.live.viewer.time", SimpleNamespace(monotonic=lambda: now[0]))
+    viewer = Viewer(16.0, loop)
+    first = viewer.enter()
+    viewer.attach(first, lambda: "ready", None, 1)
+    viewer.count(12)
+    viewer.leave(first)
+    viewer.count(12)
+    now[0] += 60.0
+    second = viewer.enter()
+    viewer.attach(second, lambda: "ready", -1, 1)
+    assert not viewer.plays
+    assert viewer.count(12).lateness == 0
+    assert viewer.counts()["late_chunks"] == 0
+    loop.close()
+
+
+def test_a_socket_that_lost_its_session_before_its_hello_changes_no_codec(session: LiveSession) -> None:
+    slow, quick = session.viewer.enter(), session.viewer.enter()
+    session.attach(quick, lambda: "ready", None, 1, (Codec.MJPEG,))
+    hello = Control("hello", "", {"codecs": ("mjpeg", "rgb24")})
+    watcher = session.watch(hello, repr)
+    with pytest.raises(ServeError, match="took over"):
+        session.attach(slow, lambda: "ready", -1, 1, (Codec.RGB24,))
+    assert watcher.end is None
+    session.watch(hello, repr)
+    assert cast("VideoContent", session.content).frames.codec is Codec.MJPEG
+
+
+def test_frames_are_timed_by_a_rate_that_is_no_whole_number() -> None:
+    with world_opener() as pool:
+        content = VideoContent(pool.manifest, Opening("a b c", 3, 12.5))
+        row = content.open(pool, "name", "tenant")
+        content.attach((Codec.RGB24,))
+        content.ask(row, 0.0)
+        ((_, chunk),) = pool.serve_next()
+        piece = content.accept_chunk(chunk)
+        piece.read()
+        times = [media.pts_us for media in piece.encode(0, 100)]
+        assert times[:3] == [8_000_000, 8_080_000, 8_160_000]
+        row.close()
+
+
+def test_a_chunk_is_not_late_by_the_time_in_which_its_client_sent_nothing(
+    session: LiveSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does anything else on the device wait for its due time meanwhile."""
+    now, starved = [100.0], [True]
+    monkeypatch.setattr("seko_serve.live.viewer.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(session.content, "starved", lambda: starved[0])
+    monkeypatch.setattr(session.content, "apply", lambda *_: starved.__setitem__(0, False))
+    session.attach(session.viewer.enter(), lambda: "ready", None, 1, (Codec.MJPEG,))
+    session.viewer.count(16)
+    session._chunks_made = 1
+    assert session.viewer.plays
+    assert session.next_due() is None
+    for came_at, lateness in ((100.5, 0.25), (160.0, 0.0)):
+        now[0], starved[0] = came_at, True
+        session.control(Control("prompt", "", {"text": "a"}))
+        session.request(now[0])
+        now[0] = max(now[0], 101.25)  # the first one came in time, and its chunk took too long
+        assert session.viewer.count(16).lateness == lateness
+        session.pending, session._chunks_made = None, session._chunks_made + 1

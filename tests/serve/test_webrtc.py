@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,9 @@ pytest.importorskip("aiortc")
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.rtp import RTCP_PSFB_APP, RtcpPsfbPacket, pack_remb_fci
 
+from seko_serve.client import AsyncClient
+from seko_serve.live.workload import ServedPool
+from seko_serve.media.video import Frame, MjpegEncoder, Packet
 from seko_serve.settings import Settings
 
 from .browser import browser_path, open_page
@@ -112,6 +116,92 @@ def test_a_player_sees_frames_steers_and_frees_its_place(start: Starter) -> None
             assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 200
             assert not server.manager.sessions
             assert server.manager.admission.running == 0
+
+    asyncio.run(test())
+
+
+def test_a_player_that_ends_its_session_frees_its_row_while_the_device_is_busy(start: Starter) -> None:
+    server = start()
+    manager, begun, over = server.manager, threading.Event(), threading.Event()
+
+    def busy(_: ServedPool) -> None:
+        begun.set()
+        over.wait(WAIT_S)
+
+    async def test() -> None:
+        async with player() as one:
+            await one.watch(server, WATCH)
+            await one.until("chunk")
+            call = asyncio.run_coroutine_threadsafe(manager.call(busy), manager._loop)
+            await asyncio.to_thread(begun.wait, WAIT_S)
+            one.send("close")
+            try:
+                while one.rtc.connectionState != "closed":
+                    await asyncio.sleep(0.02)
+            finally:
+                over.set()
+            await asyncio.wrap_future(call)
+            while manager.admission.running:
+                await asyncio.sleep(0.02)
+            free = asyncio.run_coroutine_threadsafe(manager.call(lambda pool: pool.free), manager._loop)
+            assert await asyncio.wrap_future(free) == manager.capacity
+
+    asyncio.run(test())
+
+
+def test_a_player_takes_over_from_a_socket_within_a_chunk(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the chunk is none of the codec that the socket had."""
+    server, entered, encode = start(), threading.Event(), MjpegEncoder.encode
+
+    def slow(self: MjpegEncoder, frame: Frame) -> Packet:
+        if self._number == 2:
+            entered.wait(WAIT_S)
+        return encode(self, frame)
+
+    monkeypatch.setattr(MjpegEncoder, "encode", slow)
+
+    async def test() -> None:
+        async with player() as one, AsyncClient(server.url) as client:
+            await client.open(codecs=["mjpeg"], prompt=PROMPT)
+            (session,) = server.manager.sessions
+            await one.watch(server, f"/v1/sessions/{session}/whep")
+            await one.until("ready")
+            entered.set()
+            for _ in range(2 * FRAMES):
+                await one.track.recv()
+
+    asyncio.run(test())
+
+
+def test_a_player_of_a_paused_session_is_told_so(start: Starter) -> None:
+    server = start()
+    name = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]["id"]
+    http(f"{server.url}/v1/sessions/{name}", "PATCH", {"paused": True})
+
+    async def test() -> None:
+        async with player() as one:
+            await one.watch(server, f"/v1/sessions/{name}/whep")
+            assert (await one.messages.get())["type"] == "ready"
+            assert (await one.messages.get())["paused"] is True
+            one.send("play", id="p")
+            await one.track.recv()
+
+    asyncio.run(test())
+
+
+def test_a_player_that_ends_its_session_is_told_its_end(start: Starter) -> None:
+    server = start()
+
+    async def test() -> None:
+        async with player() as one:
+            await one.watch(server, WATCH)
+            await one.until("chunk")
+            one.send("close")
+            while (message := await one.messages.get())["type"] not in ("end", "error"):
+                pass
+            assert message == {"type": "end", "reason": "closed"}
 
     asyncio.run(test())
 

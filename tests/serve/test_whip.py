@@ -227,6 +227,20 @@ def test_what_sends_no_video_takes_no_place(start: Starter) -> None:
     assert server.manager.sessions[name].alone_since is not None
 
 
+def test_an_offer_that_only_receives_video_sends_no_other_sender_away(start: Starter) -> None:
+    server = start(film_opener)
+
+    async def test() -> None:
+        async with sending(server, SEND), player() as other:
+            (session,) = server.manager.sessions
+            await other.rtc.setLocalDescription(await other.rtc.createOffer())
+            offer, path = other.rtc.localDescription.sdp, f"{server.url}/v1/sessions/{session}/whip"
+            status, answer, _ = await asyncio.to_thread(ask, path, "POST", offer)
+            assert (status, json.loads(answer)["error"]["code"]) == (400, "bad_request")
+
+    asyncio.run(test())
+
+
 def test_only_the_key_of_a_session_sends_it_video(start: Starter) -> None:
     key, other = "k" * 32, "o" * 32
     server = start(film_opener, keys=(key, other))

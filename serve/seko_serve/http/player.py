@@ -127,6 +127,7 @@ class Player(Peer):
         self._codecs: tuple[Codec, ...] = ()
         self._facts: Mapping[str, Any] = {}  # of the stream, as in the message `ready`
         self._connection: Connection | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._rtc.on("datachannel", self._opened)
 
     def _agree(self, kinds: set[str]) -> None:
@@ -152,7 +153,9 @@ class Player(Peer):
         return self._receive(connection), self._play(), self._take(), self._heed_losses()
 
     def _left(self, error: ServeError | None) -> None:
-        if error is not None:
+        if self._closing is not None:
+            self._tell(message("end", reason="closed"))
+        elif error is not None:
             self._tell(message("error", **error.body()))
         if self._connection is not None:
             self._session.viewer.leave(self._connection)
@@ -162,6 +165,8 @@ class Player(Peer):
         channel.on("message", self._came)
         if self._ready:
             channel.send(self._ready)
+            if self._session.paused:
+                channel.send(message("state", paused=True))
 
     def _came(self, received: str | bytes) -> None:
         try:
@@ -178,8 +183,11 @@ class Player(Peer):
                     self._ready = self._ready or received
                     self._tell(received)
                     continue
-                for media in self._pieces(Media.parse(received)):
-                    heapq.heappush(self._waiting, (media.pts_us, order, media))
+                media = Media.parse(received)
+                if media.codec not in self._codecs:  # the rest of a chunk that began before it took over
+                    continue
+                for piece in self._pieces(media):
+                    heapq.heappush(self._waiting, (piece.pts_us, order, piece))
                     order += 1
                 self._news.set()
             if connection.end is not None and not connection.outbox:
@@ -189,7 +197,9 @@ class Player(Peer):
         """Take controls until the peer ends the session."""
         while not await self._intake.take(await self._controls.get()):
             pass
-        await self._manager.close(self._session)
+        # In a task of its own: the session's end ends this one, before the row is free.
+        self._closing = asyncio.create_task(self._manager.close(self._session))
+        await asyncio.shield(self._closing)
 
     async def _heed_losses(self) -> None:
         """Lower the video's bitrate while the peer loses packets, by the shares of WebRTC's congestion control (GCC).

@@ -58,12 +58,17 @@ class Sender(Peer):
 
     def _agree(self, kinds: set[str]) -> None:
         del kinds  # of others than video nothing is heard
+        if all(track.kind != "video" for track in self._tracks()):
+            raise ServeError("bad_request", f"the body is no SDP offer that {self.taken}")
+
+    def _tracks(self) -> list[MediaStreamTrack]:
+        return [receiver.track for receiver in self._rtc.getReceivers() if receiver.track is not None]
 
     def _enter(self) -> None:
         self._session.sender_came()
 
     async def _begin(self) -> Sequence[Coroutine[Any, Any, None]]:
-        tracks = [receiver.track for receiver in self._rtc.getReceivers() if receiver.track is not None]
+        tracks = self._tracks()
         first = next(track for track in tracks if track.kind == "video")
         others = (_forget(track) for track in tracks if track is not first)
         return self._receive(first), self._pass_on(), self._look(), *others

@@ -146,6 +146,11 @@ class LiveSession:
         """The error with which the session has ended; None while the session is open."""
         return self.viewer.end
 
+    @property
+    def paused(self) -> bool:
+        """Whether the session makes no new chunk until the control ``play``."""
+        return self._paused
+
     def finish(self, error: ServeError) -> None:
         """End the session: no further chunk is made, and the socket closes with the error ``error``. Any thread may
         call `finish`; only the first call has an effect.
@@ -166,13 +171,14 @@ class LiveSession:
         the errors are those of `Viewer.attach`.
         """
 
-        if self._codecs and self._codecs != tuple(codecs):
-            self.viewer.watchers.finish(
-                ServeError("conflict", "the video goes on in another codec: watch it again", retry_after=1.0)
-            )
-        self._codecs = tuple(codecs)
-
         def begin() -> str:
+            if self._codecs and self._codecs != tuple(codecs):
+                self.viewer.watchers.finish(
+                    ServeError(
+                        "conflict", "the video goes on in another codec: watch it again", retry_after=1.0
+                    )
+                )
+            self._codecs = tuple(codecs)
             self.content.attach(codecs)
             return ready()
 
@@ -380,8 +386,13 @@ class LiveSession:
         )
 
     def next_due(self) -> float | None:
-        """Return the time at which the viewer needs the next chunk; None if the viewer plays nothing."""
-        return self.viewer.due(0.0, self._chunks_made) if self.viewer.plays and not self._paused else None
+        """Return the time at which the viewer needs the next chunk; None if the viewer plays nothing, or the chunk
+        waits for the viewer."""
+        if self._paused or not self.viewer.plays:
+            return None
+        if self.pending is None and not self._waiting and self.content.starved():
+            return None
+        return self.viewer.due(0.0, self._chunks_made)
 
     def next_begin(self) -> float | None:
         """Return the time before which the next chunk is not begun; None if it may begin at any time."""
@@ -396,7 +407,10 @@ class LiveSession:
         requested if the chunk lacks something that the viewer must still send, or the session was paused meanwhile.
         """
         row = self._own_row()
+        waited = self.pending is None and self.content.starved()
         self._apply_waiting(row)
+        if waited and self.viewer.due(now, self._chunks_made) < now:
+            self.viewer.stop_clock()  # what the chunk lacked came too late for it
         with self._lock:
             wants_snapshot = self._snapshot_due()
         if wants_snapshot and self._save is not None and not len(self._encoder):

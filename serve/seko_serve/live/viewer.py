@@ -135,6 +135,7 @@ class Viewer:
         with self._lock:
             if connection.end is not None:
                 raise connection.end
+            self._pace.stop()  # a chunk that was under way without a socket may have started it
             self._pace.buffer = buffer
             ready, lacked = begin(), []
             if last_serial is None:

@@ -219,9 +219,9 @@ def still(frame: Frame, form: str, quality: int) -> bytes:
     return written.getvalue()
 
 
-def pts_us(frame: int, fps: int) -> int:
+def pts_us(frame: int, fps: float) -> int:
     """Return the time at which a video frame is shown, in microseconds from the stream's start."""
-    return frame * MICROSECONDS // fps
+    return int(frame * MICROSECONDS // fps)
 
 
 def _all_packets(

@@ -289,7 +289,7 @@ class VideoPiece:
                 0,
                 number,
                 first + offset,
-                video.pts_us(first + offset, encoder.fps),
+                video.pts_us(first + offset, self._content.rate),
                 1,
                 packet.payload,
                 key=packet.key,
