@@ -231,6 +231,16 @@ def test_a_session_is_recorded_from_its_beginning() -> None:
             session.replay(Entry(0, "dance", {}))
 
 
+@pytest.mark.parametrize("fact", [float("nan"), object()])
+def test_facts_that_json_lacks_are_not_recorded(fact: object) -> None:
+    with (
+        world_opener() as pool,
+        pool.open_session(seed=3, prompt=PROMPT) as session,
+        pytest.raises(UsageError, match="begin cannot be recorded as JSON"),
+    ):
+        session.record(fact=fact)
+
+
 @pytest.mark.parametrize("numbers", [0, 10, 400, 900, 1200, 4000])
 def test_a_recording_is_never_longer_than_can_be_read(
     numbers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
