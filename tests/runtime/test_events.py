@@ -227,6 +227,18 @@ def test_a_session_is_recorded_from_its_beginning() -> None:
             session.record()
         with pytest.raises(UsageError, match="a recording's restart has other arguments"):
             session.replay(read_line({"chunk": 0, "restart": {"sed": 3}}))
+        with pytest.raises(UsageError, match="entry is of the kind 'dance', which no recording has"):
+            session.replay(Entry(0, "dance", {}))
+
+
+@pytest.mark.parametrize("fact", [float("nan"), object()])
+def test_facts_that_json_lacks_are_not_recorded(fact: object) -> None:
+    with (
+        world_opener() as pool,
+        pool.open_session(seed=3, prompt=PROMPT) as session,
+        pytest.raises(UsageError, match="begin cannot be recorded as JSON"),
+    ):
+        session.record(fact=fact)
 
 
 @pytest.mark.parametrize("numbers", [0, 10, 400, 900, 1200, 4000])

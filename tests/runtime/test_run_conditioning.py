@@ -67,6 +67,10 @@ def test_each_mistake_is_told_before_anything_is_opened(refused: Refused, tmp_pa
     (tmp_path / "folder.npy").mkdir()
     (tmp_path / "file").touch()
     assert re.search(r"grey.npy is uint8 \[8, 8\], expected", refused(3, "--image", tmp_path / "grey.npy"))
+    np.save(tmp_path / "clear.npy", np.zeros((8, 8, 4), np.uint8))
+    assert re.search(
+        r"clear.npy is uint8 \[8, 8, 4\], expected", refused(3, "--image", tmp_path / "clear.npy")
+    )
     for options, words in (
         (["--text", tmp_path / "text.npy"], r"text.npy is \(1, 2, 3\), this artifact takes \(1, 5, "),
         (["--reference", tmp_path / "image.npy"], "no reference frames; rebuild it with --reference-frames"),

@@ -228,7 +228,10 @@ def _line_of(entry: Entry) -> str:
     table = {"chunk": entry.chunk, entry.what: entry.event}
     if entry.control:
         table["control"] = entry.control
-    return json.dumps(as_json(table), separators=(",", ":"), allow_nan=False) + "\n"
+    try:
+        return json.dumps(as_json(table), separators=(",", ":"), allow_nan=False) + "\n"
+    except (TypeError, ValueError) as fault:
+        raise UsageError(f"{entry.what} cannot be recorded as JSON: {fault}") from None
 
 
 def read_recording(path: Path, option: str) -> list[Entry]:

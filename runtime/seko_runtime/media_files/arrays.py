@@ -79,7 +79,7 @@ def load_pictures(path: Path, option: str) -> NDArray[np.uint8]:
         If `load_array` refuses the file, or the array is not a picture.
     """
     array = load_array(path, option, most_bytes=MAX_PIXELS * _CHANNELS)
-    if array.dtype != np.uint8 or array.ndim not in (3, 4):
+    if array.dtype != np.uint8 or array.ndim not in (3, 4) or array.shape[-1] != 3:
         raise InputFileError(
             f"{option} {path} is {array.dtype} {list(array.shape)}, expected uint8 [rows, columns, 3]"
         )

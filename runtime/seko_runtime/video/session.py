@@ -118,6 +118,8 @@ class Session(RowSession):
                 getattr(self, CHANGES[entry.what])(**entry.event)
             except TypeError as fault:
                 raise UsageError(f"a recording's {entry.what} has other arguments: {fault}") from None
+        elif entry.what != "end":
+            raise UsageError(f"entry is of the kind {shown(entry.what)}, which no recording has")
 
     def _note(self, what: str, **event: Any) -> None:
         if self._recording is not None:
