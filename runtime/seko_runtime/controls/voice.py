@@ -284,14 +284,6 @@ class VoiceControl(Control):
             return None
         return -(-self.windows.latent_frames(self.end) // self.windows.chunk_frames)
 
-    def check_lasts(self, chunks: int) -> None:
-        """Raise a UsageError if a voice that has ended is shorter than a video frame."""
-        del chunks
-        if self._ended and self.end and self.windows.latent_frames(self.end) < 1:
-            raise UsageError(
-                f"the voice holds {self.end} samples at {RATE} Hz, less than a video frame: give more"
-            )
-
     def ready(self) -> bool:
         """Return whether the samples that the next chunk hears have come, or the voice has ended."""
         return self._ended or self.end >= self.needed[1]
