@@ -15,11 +15,18 @@ from tests.runtime import toy_whole
 
 from .browser import Page, browser_path, open_page
 from .conftest import Starter
+from .test_client import Held
 from .test_controls import wav
 from .test_page import FRAMES, begin
+from .test_page_errors import IS_ERROR, LIMIT_S, STATE
 from .toys import game_opener, shown_opener, talk_opener, world_opener
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+# A tab that comes to the front, or goes to the back.
+HIDDEN = (
+    "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}});"
+    "document.dispatchEvent(new Event('visibilitychange')), true"
+)
 FOCUS = "document.activeElement.id || document.activeElement.tagName"
 MOST_TABS = 60
 # The least contrast of the texts that are seen, and the text that has it, over a white and a black picture; WCAG 2.2
@@ -344,3 +351,36 @@ def test_a_recording_has_the_sound_that_was_heard(start: Starter, tmp_path: Path
     assert 0.2 < np.abs(loud).max() < 0.6  # 12,000 / 32,768
     strongest = np.abs(np.fft.rfft(loud * np.hanning(len(loud)))).argmax() * rate / len(loud)
     assert strongest / stream.channels == pytest.approx(440, rel=0.05)
+
+
+def test_a_session_that_ended_behind_another_tab_leaves_the_next_one_to_its_viewer(start: Starter) -> None:
+    with open_page(f"{start().url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value(HIDDEN.format("true"))
+        page.until(f"{STATE} === 'Paused'")
+        page.value("document.getElementById('stop').click(), true")
+        page.value(HIDDEN.format("false"))
+        page.value(
+            "window.said = []; const send = WebSocket.prototype.send; WebSocket.prototype.send = function (data) "
+            "{ said.push(JSON.parse(data).type); return send.call(this, data); }; true"
+        )
+        begin(page)
+        page.until(f"{STATE} === 'Live'")
+        page.value("document.getElementById('pause').click(), true")
+        page.until(f"{STATE} === 'Paused'")
+        assert "play" not in page.value("said")
+
+
+def test_a_session_that_opens_behind_another_tab_waits_for_its_viewer(start: Starter) -> None:
+    server = start()
+    held = server.manager.open = Held(server.manager.open)  # type: ignore[method-assign, assignment]
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        assert held.called.wait(LIMIT_S)
+        page.value(HIDDEN.format("true"))
+        assert not page.value(IS_ERROR)
+        held.release_soon()
+        page.until(f"{STATE} === 'Paused'")
+        page.value(HIDDEN.format("false"))
+        page.until(f"{STATE} === 'Live'")

@@ -339,6 +339,7 @@ function told(message) {
     changes.resend();
     if (again && keyed()) connection.send("control", held()); // they may have changed meanwhile
     if (filmed()) tellStrength();
+    if (!again || hiddenPause) heedSight(); // it was hidden while it waited, or while the socket was lost
   } else if (message.type === "received" || message.type === "applied") {
     const control = sent.get(message.id);
     changes.received(message.id);
@@ -416,7 +417,7 @@ function ended(reason) {
 /** Forget a session: what was measured of it, what was sent and what waits. What it was asked for stays to be saved. */
 function forget() {
   connection = undefined;
-  begun = away = false;
+  begun = away = hiddenPause = false;
   broken = lastPainted = undefined;
   changes.forget();
   showPaused(false);
@@ -624,11 +625,12 @@ document.addEventListener("keydown", (event) => {
 const pad = new KeyPad(find("pad"), tellHeld);
 const gamepads = new Gamepads(pad, (axes) => steer({ axes }));
 const looking = ["video", "source"].map((id) => new Looking(find(id), (moved) => steer({ moved })));
-document.addEventListener("visibilitychange", () => { // nobody sees it: the row need not run
-  if (!connection || sound || recorder || WATCHED) return;
+function heedSight() { // nobody sees it: the row need not run
+  if (!begun || sound || recorder || WATCHED) return;
   if (document.hidden && !paused) { hiddenPause = true; control("pause"); }
   if (!document.hidden && hiddenPause) goOn();
-});
+}
+document.addEventListener("visibilitychange", heedSight);
 window.addEventListener("pagehide", () => { trying?.abort(); connection?.close(); });
 
 const shared = share(stage, () => connection.id);
