@@ -17,8 +17,8 @@ from .browser import Page, browser_path, open_page
 from .conftest import Starter
 from .test_client import Held
 from .test_controls import wav
-from .test_page import FRAMES, begin
-from .test_page_errors import IS_ERROR, LIMIT_S, STATE
+from .test_page import COUNT_SOCKETS, FRAMES, begin
+from .test_page_errors import IS_ERROR, LIMIT_S, NO_MORE_SOCKETS, STATE
 from .toys import game_opener, shown_opener, talk_opener, world_opener
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
@@ -384,3 +384,40 @@ def test_a_session_that_opens_behind_another_tab_waits_for_its_viewer(start: Sta
         page.until(f"{STATE} === 'Paused'")
         page.value(HIDDEN.format("false"))
         page.until(f"{STATE} === 'Live'")
+
+
+def test_what_a_gamepad_does_while_the_connection_is_lost_is_told_when_it_is_back(start: Starter) -> None:
+    with open_page(f"{start(game_opener).url}/") as page:
+        page.value(GAMEPAD)
+        page.value(COUNT_SOCKETS)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("pads[0].axes = [0, 0, .5, 0], true")
+        page.until("events.some((event) => event.axes?.yaw === .5)")
+        page.value(f"window.Counted = WebSocket; {NO_MORE_SOCKETS}")
+        page.value("sockets.at(-1).close(), true")
+        page.until(f"{STATE} === 'The connection was lost. Trying again'")
+        page.value("pads[0].buttons[0].pressed = true, pads[0].axes = [0, 0, 0, 0], true")
+        page.until("document.querySelectorAll('.keys .held').length")  # it was looked at
+        page.value("window.WebSocket = Counted, true")
+        page.until("events.filter((event) => event.axes).at(-1).axes.yaw === 0")
+
+
+def test_what_is_held_when_a_session_begins_steers_it(start: Starter) -> None:
+    server = start(game_opener)
+    held = server.manager.open = Held(server.manager.open)  # type: ignore[method-assign, assignment]
+    key = {"code": "ArrowLeft", "key": "ArrowLeft"}
+    with open_page(f"{server.url}/") as page:
+        page.value(GAMEPAD)
+        page.value("pads[0].axes = [0, 0, .5, 0], true")
+        begin(page)
+        assert held.called.wait(LIMIT_S)
+        page.value("pads[0].buttons[0].pressed = true, true")
+        page.until("document.querySelectorAll('.keys .held').length")
+        page.call("Input.dispatchKeyEvent", type="keyDown", **key)
+        held.release_soon()
+        page.until("events.some((event) => event.held?.join() === 'KeyW')")
+        page.until("events.some((event) => event.axes?.yaw === .5)")
+        page.until(f"{FRAMES} > 5")
+        page.call("Input.dispatchKeyEvent", type="keyDown", autoRepeat=True, **key)
+        page.until("events.some((event) => event.held?.join() === 'KeyW,ArrowLeft')")

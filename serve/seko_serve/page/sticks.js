@@ -93,6 +93,9 @@ export class Gamepads {
     this.pushed(Object.fromEntries(changed));
   }
 
+  /** Tell all axes again: nobody knows what the server has. */
+  tellAgain() { for (const axis of Object.keys(this.told)) this.told[axis] = NaN; }
+
   letGo() {
     for (const code of this.down) this.pad.hold(code, false);
     this.down.clear();

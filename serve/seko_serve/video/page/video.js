@@ -337,7 +337,10 @@ function told(message) {
     settle();
     measure();
     changes.resend();
-    if (again && keyed()) connection.send("control", held()); // they may have changed meanwhile
+    if (keyed()) { // they may have changed meanwhile
+      if (again || pad.held.size) connection.send("control", held());
+      gamepads.tellAgain();
+    }
     if (filmed()) tellStrength();
     if (!again || hiddenPause) heedSight(); // it was hidden while it waited, or while the socket was lost
   } else if (message.type === "received" || message.type === "applied") {
