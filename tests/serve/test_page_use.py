@@ -421,3 +421,10 @@ def test_what_is_held_when_a_session_begins_steers_it(start: Starter) -> None:
         page.until(f"{FRAMES} > 5")
         page.call("Input.dispatchKeyEvent", type="keyDown", autoRepeat=True, **key)
         page.until("events.some((event) => event.held?.join() === 'KeyW,ArrowLeft')")
+
+
+def test_a_gamepad_that_is_unplugged_lets_its_sticks_go(played: Page) -> None:
+    played.value("pads[0].axes = [0, 0, .5, 0], true")
+    played.until("events.some((event) => event.axes?.yaw === .5)")
+    played.value("pads = [null], true")
+    played.until("events.at(-1).axes?.yaw === 0")

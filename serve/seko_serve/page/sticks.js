@@ -71,7 +71,7 @@ export class Gamepads {
 
   look() {
     if (!Object.keys(this.means).length) return;
-    const down = new Set(), axes = {};
+    const down = new Set(), axes = Object.fromEntries(Object.keys(this.told).map((axis) => [axis, 0])); // of one that is gone
     for (const { buttons, axes: sticks } of plugged()) {
       const stands = sticks.map((value) => Math.abs(value) < DEAD ? 0 : Math.round(100 * value) / 100);
       for (const [place, target] of Object.entries(this.means)) {
