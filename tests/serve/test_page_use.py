@@ -428,3 +428,22 @@ def test_a_gamepad_that_is_unplugged_lets_its_sticks_go(played: Page) -> None:
     played.until("events.some((event) => event.axes?.yaw === .5)")
     played.value("pads = [null], true")
     played.until("events.at(-1).axes?.yaw === 0")
+
+
+def test_enter_that_is_held_asks_once(start: Starter) -> None:
+    with open_page(f"{start().url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value(
+            "document.getElementById('prompt').value = 'b', document.getElementById('prompt').focus(), true"
+        )
+        for again in (False, True, True):
+            page.call(
+                "Input.dispatchKeyEvent",
+                type="keyDown",
+                key="Enter",
+                windowsVirtualKeyCode=13,
+                text="\r",
+                autoRepeat=again,
+            )
+        assert page.value("document.querySelectorAll('#history button').length") == 2

@@ -620,7 +620,7 @@ function showStrength({ minimum, maximum, value }) {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || find("prompt").hidden || ![document.body, screen].includes(event.target)) return;
+  if (event.key !== "Enter" || event.repeat || find("prompt").hidden || ![document.body, screen].includes(event.target)) return;
   event.preventDefault();
   find("prompt").focus();
 });
