@@ -447,3 +447,20 @@ def test_enter_that_is_held_asks_once(start: Starter) -> None:
                 autoRepeat=again,
             )
         assert page.value("document.querySelectorAll('#history button').length") == 2
+
+
+def test_the_picture_lets_the_mouse_go_where_a_button_is_offered(start: Starter) -> None:
+    with open_page(f"{start(game_opener).url}/") as page:
+        page.value(COUNT_SOCKETS)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        box = page.value(
+            "(({x, y, width, height}) => [x + width / 2, y + height / 2])("
+            "document.getElementById('video').getBoundingClientRect())"
+        )
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            page.mouse(kind, *box)
+        page.until("document.pointerLockElement?.id === 'video'")
+        page.value(f"{NO_MORE_SOCKETS}; sockets.at(-1).close(), true")
+        page.until(f"{STATE} === 'The connection was lost. Trying again'")
+        page.until("!document.pointerLockElement")
