@@ -566,3 +566,44 @@ def test_a_server_that_comes_back_without_the_session_is_told(tmp_path: Path) ->
             page.value(f"{WAY}.click(), true")
             page.until(f"{STATE} === 'Live'")
             assert not page.value(BLOCKED)
+
+
+def test_a_timeline_that_is_opened_in_line_keeps_one_place(start: Starter, tmp_path: Path) -> None:
+    server = start(max_sessions=1)
+    (tmp_path / "b.jsonl").write_text('{"chunk": 0, "begin": {"seed": 0, "prompt": "b"}}\n')
+    with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
+        begin(first)
+        first.until(f"{FRAMES} > 5")
+        begin(second)
+        second.until(f"{STATE}.includes('You are number 1 in line')")
+        held = Held(server.manager.open)
+        server.manager.open = held  # type: ignore[method-assign, assignment]
+        second.upload("#timeline-file", tmp_path / "b.jsonl")
+        assert held.called.wait(LIMIT_S)
+        held.release_soon()
+        assert held.ended.wait(LIMIT_S)
+        end = time.monotonic() + LIMIT_S
+        while server.manager.admission.waiting != 1:
+            assert time.monotonic() < end, "the place before is kept"
+            time.sleep(0.05)
+
+
+def test_a_session_that_cannot_begin_anew_leaves_no_buttons_of_the_one_before(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise ServeError("bad_request", "no more")
+
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.save_into(tmp_path)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('record').click(), true")
+        page.until(f"{FRAMES} > {page.value(FRAMES)} + 10")
+        monkeypatch.setattr(server.manager, "open", refuse)
+        page.value("document.getElementById('timeline-replay').click(), true")
+        page.until(f"{IS_ERROR} && {STATE} === 'No more'")
+        for name in ("pause", "share", "stop", "record"):
+            assert page.value(f"document.getElementById('{name}').hidden")
+        page.until("Number(document.body.dataset.saved) > 100")

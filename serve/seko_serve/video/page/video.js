@@ -455,8 +455,7 @@ function heed(data) {
 
 // -- what a person does ---------------------------------------------------------------------------------------
 async function reopen(prompt, later = []) {
-  connection?.close();
-  forget();
+  giveUp();
   changes.due = later;
   await startWith(prompt);
 }
