@@ -557,7 +557,9 @@ async function take(file, well = wells.find(({ url }) => !url) ?? wells[0]) {
   }
 }
 find("voice").addEventListener("change", ({ target }) => {
-  attempted(async () => { if (target.files[0]) await take(target.files[0]); target.value = ""; });
+  const [file] = target.files;
+  target.value = ""; // the same file may be chosen again, also after an error
+  if (file) attempted(() => take(file));
 });
 for (const kind of ["dragover", "dragleave", "drop"]) {
   document.addEventListener(kind, (event) => {
@@ -646,8 +648,8 @@ find("timeline-save").onclick = () => save(new Blob([timeline.text()], { type: "
 find("timeline-replay").onclick = () => attempted(() => playAgain(recordedPrompts(timeline.text(), "the timeline")));
 find("timeline-file").addEventListener("change", ({ target }) => attempted(async () => {
   const [file] = target.files;
+  target.value = ""; // the same file may be chosen again, also after an error
   if (file) await playAgain(recordedPrompts(await file.text(), file.name));
-  target.value = "";
 }));
 
 /** Begin again with the seed and the first prompt of a timeline; the others come when they are due. */
