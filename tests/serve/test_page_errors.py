@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from starlette.websockets import WebSocket
 
@@ -19,11 +20,12 @@ from tests.speech.toy_speech import PATCH
 from .browser import Page, browser_path, open_page
 from .conftest import Running, Starter
 from .test_client import Held
+from .test_controls import wav
 from .test_page import COUNT_SOCKETS, FRAMES, begin
 from .test_restart import free_port, process
 from .test_server import LIMIT_S, http
 from .test_speech import opener as speech_opener
-from .toys import world_opener
+from .toys import talk_opener, world_opener
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 KEY = "a key of a person"
@@ -607,3 +609,42 @@ def test_a_session_that_cannot_begin_anew_leaves_no_buttons_of_the_one_before(
         for name in ("pause", "share", "stop", "record"):
             assert page.value(f"document.getElementById('{name}').hidden")
         page.until("Number(document.body.dataset.saved) > 100")
+
+
+def test_a_file_that_is_played_ends_with_its_session(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "quiet.wav").write_bytes(wav(np.zeros(16_000 * 60, "<i2"), 16_000))
+    with open_page(f"{start(talk_opener).url}/") as page:
+        page.value(COUNT_SOCKETS)
+        page.value(
+            "window.pieces = []; const send = WebSocket.prototype.send; WebSocket.prototype.send = function (data) "
+            "{ if (typeof data !== 'string') pieces.push(this); return send.call(this, data); }; true"
+        )
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value(  # the second piece waits until `later` is called
+            "window.wait = setTimeout; window.setTimeout = (action, ms, ...given) => "
+            "pieces.length && !window.later ? (window.later = action) : wait(action, ms, ...given); true"
+        )
+        page.upload("#voice", tmp_path / "quiet.wav")
+        page.until("pieces.length === 1 && Boolean(window.later)")
+        page.value("document.getElementById('stop').click(), true")
+        begin(page)
+        page.until(f"{STATE} === 'Live' && sockets.length > 1")
+        page.value("later(), true")
+        page.until("document.getElementById('voice-name').textContent === 'quiet.wav, 60 s'")
+        assert page.value("pieces.every((socket) => socket === sockets[0])")
+
+
+def test_a_file_that_cannot_be_played_while_the_connection_is_lost_is_told(
+    start: Starter, tmp_path: Path
+) -> None:
+    (tmp_path / "quiet.wav").write_bytes(wav(np.zeros(16_000, "<i2"), 16_000))
+    with open_page(f"{start(talk_opener).url}/") as page:
+        page.value(COUNT_SOCKETS)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value(NO_MORE_SOCKETS)
+        page.value("sockets.at(-1).close(), true")
+        page.until(f"{STATE} === 'The connection was lost. Trying again'")
+        page.upload("#voice", tmp_path / "quiet.wav")
+        page.until(f"{STATE} === 'The connection was lost. Try again when it is back'")

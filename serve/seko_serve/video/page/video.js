@@ -548,7 +548,9 @@ async function take(file, well = wells.find(({ url }) => !url) ?? wells[0]) {
     } else invite();
   } else {
     if (connection) {
-      const seconds = await sendFile(file, model.limits, (samples, last) => connection?.sendVoice(samples, last));
+      const mine = connection; // its end is the voice's, too
+      if (!mine.isOpen) throw new Error(AWAY);
+      const seconds = await sendFile(file, model.limits, (samples, last) => mine.sendVoice(samples, last));
       find("voice-name").textContent = `${file.name}, ${seconds.toFixed(0)} s`;
     } else {
       voice = await dataUrl(file, model.limits.voice_bytes);
