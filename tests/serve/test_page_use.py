@@ -29,6 +29,7 @@ HIDDEN = (
 )
 FOCUS = "document.activeElement.id || document.activeElement.tagName"
 MOST_TABS = 60
+FAKE_DEVICES = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 # The least contrast of the texts that are seen, and the text that has it, over a white and a black picture; WCAG 2.2
 # wants 4.5.
 CONTRAST = """
@@ -464,3 +465,13 @@ def test_the_picture_lets_the_mouse_go_where_a_button_is_offered(start: Starter)
         page.value(f"{NO_MORE_SOCKETS}; sockets.at(-1).close(), true")
         page.until(f"{STATE} === 'The connection was lost. Trying again'")
         page.until("!document.pointerLockElement")
+
+
+def test_a_microphone_is_off_when_its_session_has_ended_and_the_button_says_so(start: Starter) -> None:
+    with open_page(f"{start(talk_opener).url}/", *FAKE_DEVICES) as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('microphone').click(), true")
+        page.until("document.getElementById('microphone').title === 'Stop speaking'")
+        page.value("document.getElementById('stop').click(), true")
+        assert page.value("document.getElementById('microphone').title") == "Speak"

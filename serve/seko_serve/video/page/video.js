@@ -405,7 +405,7 @@ function ended(reason) {
   finishRecording();
   microphone?.stop();
   microphone = undefined;
-  find("microphone").setAttribute("aria-pressed", false);
+  showMicrophone();
   sound?.close();
   if (player === source) source.close();
   sound = undefined;
@@ -584,9 +584,12 @@ find("microphone").onclick = () => attempted(async () => {
       throw new Error(`The microphone cannot be used: ${error.message}`);
     }
   }
+  showMicrophone();
+});
+function showMicrophone() {
   find("microphone").setAttribute("aria-pressed", Boolean(microphone));
   face(find("microphone"), "microphone", microphone ? "Stop speaking" : "Speak");
-});
+}
 
 const webcam = new Webcam(find("camera"), (jpeg, dropped, seenAt) => {
   // One frame at a time is followed to the picture that it becomes.
