@@ -13,13 +13,13 @@ import pytest
 
 from tests.runtime import toy_whole
 
-from .browser import Page, browser_path, open_page
+from .browser import HELD_DEVICES, Page, browser_path, open_page
 from .conftest import Starter
 from .test_client import Held
 from .test_controls import wav
 from .test_page import COUNT_SOCKETS, FRAMES, begin
 from .test_page_errors import IS_ERROR, LIMIT_S, NO_MORE_SOCKETS, STATE
-from .toys import game_opener, shown_opener, talk_opener, world_opener
+from .toys import film_opener, game_opener, shown_opener, talk_opener, world_opener
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 # A tab that comes to the front, or goes to the back.
@@ -474,4 +474,32 @@ def test_a_microphone_is_off_when_its_session_has_ended_and_the_button_says_so(s
         page.value("document.getElementById('microphone').click(), true")
         page.until("document.getElementById('microphone').title === 'Stop speaking'")
         page.value("document.getElementById('stop').click(), true")
+        assert page.value("document.getElementById('microphone').title") == "Speak"
+
+
+GONE = "inputs[0].getTracks()[0].stop(), inputs[0].getTracks()[0].dispatchEvent(new Event('ended')), true"
+
+
+def test_a_camera_that_is_taken_away_is_off(start: Starter) -> None:
+    with open_page(f"{start(film_opener).url}/", *FAKE_DEVICES) as page:
+        page.value(f"{HELD_DEVICES}; allow(), true")
+        page.until("!document.getElementById('start').disabled")
+        page.value("document.getElementById('webcam').click(), true")
+        page.until("document.getElementById('webcam').title === 'Camera off'")
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value(GONE)
+        page.until(f"{STATE} === 'The camera is gone'")
+        assert page.value("document.getElementById('webcam').title") == "Camera on"
+
+
+def test_a_microphone_that_is_taken_away_is_off(start: Starter) -> None:
+    with open_page(f"{start(talk_opener).url}/", *FAKE_DEVICES) as page:
+        page.value(f"{HELD_DEVICES}; allow(), true")
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('microphone').click(), true")
+        page.until("document.getElementById('microphone').title === 'Stop speaking'")
+        page.value(GONE)
+        page.until(f"{STATE} === 'The microphone is gone'")
         assert page.value("document.getElementById('microphone').title") == "Speak"

@@ -570,15 +570,22 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
     if (kind === "drop") attempted(async () => { for (const file of event.dataTransfer.files) await take(file); });
   });
 }
+async function stopSpeaking() {
+  await microphone?.stop();
+  microphone = undefined;
+  connection?.send("audio_end");
+  showMicrophone();
+}
 find("microphone").onclick = () => attempted(async () => {
   if (microphone) {
-    await microphone.stop();
-    microphone = undefined;
-    connection?.send("audio_end");
+    await stopSpeaking();
   } else {
     const mine = microphone = new Microphone();
     try {
-      await mine.start((samples) => { if (!paused) connection?.sendVoice(samples); });
+      await mine.start((samples) => { if (!paused) connection?.sendVoice(samples); }, () => attempted(async () => {
+        await stopSpeaking();
+        complain("The microphone is gone");
+      }));
     } catch (error) {
       if (microphone === mine) microphone = undefined;
       throw new Error(`The microphone cannot be used: ${error.message}`);
@@ -597,6 +604,9 @@ const webcam = new Webcam(find("camera"), (jpeg, dropped, seenAt) => {
   const taken = Boolean(connection) && begun && !paused && connection.sendFrame(jpeg, dropped, followed);
   find("frames-sent").textContent = `${webcam.sent + taken}, ${webcam.dropped + !taken}`;
   return taken;
+}, () => {
+  showWebcam();
+  complain("The camera is gone");
 });
 find("webcam").onclick = () => attempted(async () => {
   if (webcam.asked) webcam.stop();
@@ -608,12 +618,15 @@ find("webcam").onclick = () => attempted(async () => {
       throw new Error(`The camera cannot be used: ${error.message}`);
     }
   }
+  showWebcam();
+});
+function showWebcam() {
   face(find("webcam"), "camera", webcam.running ? "Camera off" : "Camera on");
   find("webcam").setAttribute("aria-pressed", webcam.running);
   find("camera-box").hidden = find("camera-figures").hidden = !webcam.running;
   if (connection) measure();
   else invite();
-});
+}
 function tellStrength() {
   if (connection && begun) control("control", { name: filmed()[0], event: { strength: Number(find("strength").value) } });
 }
