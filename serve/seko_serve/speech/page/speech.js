@@ -108,7 +108,7 @@ function listen(mine) {
     if (mine !== connection) return;
     if (detail.ended) ended(detail.reason);
     else {
-      const text = "The connection was lost. Trying again";
+      const text = `${detail.reason ?? "The connection was lost"}. Trying again`;
       say(text, "error");
       block(text, { "Try now": () => mine.hurry(), End: giveUp }, "wait");
     }

@@ -309,7 +309,7 @@ function listen(to) {
         else sent.delete(id);
       }
       changes.lost();
-      const text = "The connection was lost. Trying again";
+      const text = `${detail.reason ?? "The connection was lost"}. Trying again`;
       say(text, "error");
       block(text, { "Try now": () => to.hurry(), End: giveUp }, "wait");
     }
