@@ -299,3 +299,18 @@ def test_who_cannot_watch_yet_is_told_why(start: Starter, monkeypatch: pytest.Mo
             other.until(f"{HINT} === '0 others watch this session. Trying again'")
             monkeypatch.undo()
             other.until(f"{STATE} === 'Live'")
+
+
+@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+def test_who_comes_to_watch_a_session_that_is_paused_is_told(start: Starter) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('pause').click(), true")
+        page.until(f"{STATE} === 'Paused'")
+        name = name_of(server)
+        with open_page(f"{server.url}/#watch={name}.{token_of(server, name)}") as other:
+            other.until(f"{STATE} === 'Paused'")
+            page.value("document.getElementById('pause').click(), true")
+            other.until(f"{STATE} === 'Live'")
