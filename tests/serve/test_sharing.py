@@ -314,3 +314,18 @@ def test_who_comes_to_watch_a_session_that_is_paused_is_told(start: Starter) -> 
             other.until(f"{STATE} === 'Paused'")
             page.value("document.getElementById('pause').click(), true")
             other.until(f"{STATE} === 'Live'")
+
+
+@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+def test_a_new_link_is_not_said_to_be_copied(start: Starter) -> None:
+    copy, link = "document.getElementById('link-copy')", "document.getElementById('link-text').value"
+    with open_page(f"{start().url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('share').click(), true")
+        before = page.until(link)
+        page.value(f"{copy}.click(), true")
+        page.until(f"{copy}.textContent !== 'Copy'")
+        page.value("document.getElementById('share').click(), true")
+        page.until(f"{link} !== '{before}'")
+        assert page.value(f"{copy}.textContent") == "Copy"
