@@ -648,3 +648,23 @@ def test_a_file_that_cannot_be_played_while_the_connection_is_lost_is_told(
         page.until(f"{STATE} === 'The connection was lost. Trying again'")
         page.upload("#voice", tmp_path / "quiet.wav")
         page.until(f"{STATE} === 'The connection was lost. Try again when it is back'")
+
+
+def test_a_video_that_cannot_be_decoded_starts_again(start: Starter) -> None:
+    server = start()
+    with open_page("about:blank") as page:
+        page.call(
+            "Page.addScriptToEvaluateOnNewDocument",
+            source="const Known = Worker; window.Worker = class extends Known "
+            "{ constructor(...given) { super(...given); window.worker = this; } };",
+        )
+        page.call("Page.navigate", url=f"{server.url}/")
+        page.until("document.getElementById('start')?.disabled === false")
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        before = set(server.manager.sessions)
+        page.value("worker.onmessage({data: {failed: 'no'}}), true")
+        page.until(f"{HINT} === 'This browser cannot decode the video: no'")
+        page.value(f"{WAY}.click(), true")
+        page.until(f"{STATE} === 'Live'")
+        assert not before & set(server.manager.sessions)

@@ -60,6 +60,8 @@ const shownPrompt = () => timeline.entries.at(-1)?.prompt ?? "";
 
 // -- what is told ---------------------------------------------------------------------------------------------
 const startAgain = WATCHED ? { "Try again": () => attempted(watch) } : { "Start again": () => find("dock").requestSubmit() };
+const [[AGAIN, beginsAgain]] = Object.entries(startAgain);
+const afterEnd = { [AGAIN]: () => { giveUp(); beginsAgain(); } }; // of a session that still runs
 
 function showRunning(now) {
   for (const id of RUNNING) find(id).hidden = !now;
@@ -136,7 +138,7 @@ function measure() {
   if (away) return;
   if (broken) {
     say(broken, "error");
-    block(broken, startAgain);
+    block(broken, afterEnd);
   } else if (filmed() && !webcam.running && !lastPainted) {
     say("Waits for your camera", "wait");
     const elsewhere = find("share").hidden ? {} : { "Send it from elsewhere": () => find("share").click() };
