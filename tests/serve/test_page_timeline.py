@@ -173,3 +173,17 @@ def test_a_file_of_which_something_was_wrong_can_be_chosen_again(start: Starter,
         file.write_text('{"chunk": 0, "begin": {"seed": 0, "prompt": "b"}}\n')
         page.upload("#timeline-file", file)
         page.until(f"{FRAMES} > 5")
+
+
+def test_a_stream_that_begins_again_in_a_fade_begins_with_its_prompt(
+    start: Starter, applied: list[Control]
+) -> None:
+    chunk = "Number(document.getElementById('chunk').textContent)"
+    with open_page(f"{start().url}/") as page:
+        asked_for(page, ("a b", ""), ("c a", "fade"))
+        page.value("document.getElementById('restart').click(), true")
+        page.until(f"{LINES}.join() === 'c a'")
+        page.until(f"{chunk} > {page.value(chunk)} + 8")
+    told = [(control.type, control.fields.get("weight", 1)) for control in applied]
+    assert told[-2:] == [("prompt", 1), ("restart", 1)]
+    assert told[0] != ("prompt", 1)  # it was a fade

@@ -492,6 +492,7 @@ find("dock").addEventListener("submit", (event) => {
 
 /** Begin the stream again, with the seed that is written. */
 function beginAgain() {
+  changes.finish();
   const id = control("restart", { seed: seed() });
   if (id) sent.get(id).seed = seed();
 }
