@@ -668,3 +668,15 @@ def test_a_video_that_cannot_be_decoded_starts_again(start: Starter) -> None:
         page.value(f"{WAY}.click(), true")
         page.until(f"{STATE} === 'Live'")
         assert not before & set(server.manager.sessions)
+
+
+def test_a_browser_asks_whether_the_files_of_a_page_are_new(start: Starter) -> None:
+    kept = "performance.getEntriesByType('resource').filter((file) => file.name.endsWith('.js') && !file.transferSize)"
+    url = start().url
+    with open_page(f"{url}/") as page:
+        page.until(f"{STATE} === 'Ready'")
+        page.call("Page.navigate", url=f"{url}/?again")
+        page.until(
+            "location.search === '?again' && document.getElementById('state')?.textContent === 'Ready'"
+        )
+        assert page.value(f"{kept}.map((file) => file.name)") == []
