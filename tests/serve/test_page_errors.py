@@ -680,3 +680,63 @@ def test_a_browser_asks_whether_the_files_of_a_page_are_new(start: Starter) -> N
             "location.search === '?again' && document.getElementById('state')?.textContent === 'Ready'"
         )
         assert page.value(f"{kept}.map((file) => file.name)") == []
+
+
+# What the page asks for when it opens a session, the newest last.
+OPENINGS = """
+window.asked = [];
+const ask = fetch;
+window.fetch = (url, given) => {
+  if (given?.method === "POST" && String(url).endsWith("/v1/sessions")) asked.push(JSON.parse(given.body));
+  return ask(url, given);
+};
+true
+"""
+# A picture that somebody drops on the page.
+DROP = """
+(async () => {
+  const canvas = new OffscreenCanvas(24, 8), held = new DataTransfer();
+  canvas.getContext("2d").fillRect(0, 0, 8, 8);
+  held.items.add(new File([await canvas.convertToBlob()], "some.png", { type: "image/png" }));
+  document.dispatchEvent(new DragEvent("drop", { dataTransfer: held }));
+  return true;
+})()
+"""
+
+
+def test_a_picture_that_is_chosen_in_line_is_what_the_session_begins_with(start: Starter) -> None:
+    server = start(max_sessions=1)
+    with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
+        begin(first)
+        first.until(f"{FRAMES} > 5")
+        second.value(OPENINGS)
+        begin(second)
+        second.until(f"{HINT}.includes('You are number 1 in line')")
+        second.value(
+            "window.hints = []; const hint = document.getElementById('notice-text');"
+            "new MutationObserver(() => hints.push(hint.textContent)).observe(hint, {childList: true}); true"
+        )
+        second.value(DROP)
+        second.until("!document.getElementById('image-thumbnail').hidden")
+        first.value("document.getElementById('stop').click(), true")
+        second.until("Boolean(asked.at(-1).image)")
+        assert not second.value("hints.some((hint) => hint.includes('press Start'))")
+
+
+def test_a_voice_that_is_chosen_in_line_is_what_the_session_speaks_with(
+    start: Starter, tmp_path: Path
+) -> None:
+    server = start(speech_opener, max_sessions=1)
+    (tmp_path / "voice.wav").write_bytes(wav(np.zeros(16_000, "<i2"), 16_000))
+    with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
+        for page in (first, second):
+            page.until(f"{STATE} === 'Ready'")
+        first.value("document.getElementById('start').click(), true")
+        first.until(f"{STATE} === 'Listening'")
+        second.value(OPENINGS)
+        second.value("document.getElementById('start').click(), true")
+        second.until(f"{HINT}.includes('You are number 1 in line')")
+        second.upload("#voice", tmp_path / "voice.wav")
+        second.until("document.getElementById('voice-name').textContent === 'voice.wav'")
+        first.call("Page.navigate", url="about:blank")
+        second.until("Boolean(asked.at(-1).voice)")

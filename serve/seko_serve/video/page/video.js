@@ -80,7 +80,7 @@ function invite() {
   if (WATCHED) return;
   const lacking = wells.filter(({ required, url }) => required && !url);
   find("start").disabled = lacking.length > 0;
-  if (connection) return;
+  if (connection || trying) return;
   if (lacking.length) {
     const named = lacking.map(({ label }) => `a ${label.toLowerCase()}`).join(" and ");
     block(`Choose ${named}, then press Start.`, { "Choose a picture": () => lacking[0].input.click() });
@@ -268,10 +268,6 @@ async function enter(prompt, signal) {
   block("One moment", {}, "wait");
   const { codecs, audio } = await played();
   const hello = { codecs, audio: sounding() ? audio : [] };
-  const session = {
-    model: model.id, seed: seed(), ...(model.takes.prompt && { prompt }), ...pictures(),
-    ...(voice && { [sounding().field]: voice }),
-  };
   if (signal.aborted) return;
   const waits = (text) => {
     say(text, "wait");
@@ -279,13 +275,18 @@ async function enter(prompt, signal) {
   };
   waits("Opening");
   await admitted(base, key(), async (place) => {
+    const given = pictures(); // as they are now: some may have been chosen in line
+    const session = {
+      model: model.id, seed: seed(), ...(model.takes.prompt && { prompt }), ...given,
+      ...(voice && { [sounding().field]: voice }),
+    };
     const trial = new Connection(base, key());
     listen(trial);
     connection = trial;
     try {
       await trial.open(session, hello, place);
       if (connection !== trial) return; // it was given up meanwhile
-      picturesSent = JSON.stringify(pictures());
+      picturesSent = JSON.stringify(given);
       timeline.begin(session.seed, prompt);
     } catch (error) {
       if (connection === trial) connection = undefined;
