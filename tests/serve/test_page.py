@@ -171,29 +171,30 @@ def test_a_page_that_is_not_secure_has_sound(start: Starter, tmp_path: Path) -> 
         assert page.value("peak()") < 0.6  # 12,000 / 32,768
 
 
+def unpressed(page: Page, expression: str) -> None:
+    """Wait as somebody who presses nothing: `Page.until` counts as a press."""
+    end = time.monotonic() + WAIT_S
+    while not page.call("Runtime.evaluate", expression=expression)["result"].get("value"):
+        assert time.monotonic() < end, expression
+        time.sleep(0.05)
+
+
 def test_where_sound_needs_a_press_it_is_heard_from_then_on(start: Starter) -> None:
     server = start(talk_opener)
     with open_page("about:blank", "--autoplay-policy=document-user-activation-required") as page:
-
-        def until(expression: str) -> None:
-            """Wait as somebody who presses nothing: `Page.until` counts as a press."""
-            end = time.monotonic() + WAIT_S
-            while not page.call("Runtime.evaluate", expression=expression)["result"].get("value"):
-                assert time.monotonic() < end, expression
-                time.sleep(0.05)
-
         page.call("Page.navigate", url=f"{server.url}/")
-        until("document.getElementById('start')?.disabled === false")
-        until(
-            "document.getElementById('prompt').value = 'a b', document.getElementById('start').click(), true"
+        unpressed(page, "document.getElementById('start')?.disabled === false")
+        unpressed(
+            page,
+            "document.getElementById('prompt').value = 'a b', document.getElementById('start').click(), true",
         )
-        until(f"{FRAMES} > 60")
+        unpressed(page, f"{FRAMES} > 60")
         assert server.manager.sessions
-        until("document.body.dataset.sound && document.body.dataset.heard === undefined")
+        unpressed(page, "document.body.dataset.sound && document.body.dataset.heard === undefined")
         page.press("Tab")
-        until("document.body.dataset.heard !== undefined")
-        until(f"window.stood ??= {FRAMES}")
-        until(f"{FRAMES} > stood + 30")
+        unpressed(page, "document.body.dataset.heard !== undefined")
+        unpressed(page, f"window.stood ??= {FRAMES}")
+        unpressed(page, f"{FRAMES} > stood + 30")
 
 
 def test_a_microphone_that_is_turned_off_before_it_is_allowed_stays_off(start: Starter) -> None:
@@ -207,6 +208,27 @@ def test_a_microphone_that_is_turned_off_before_it_is_allowed_stays_off(start: S
         page.value("allow(), true")
         page.until(ALL_INPUTS_ENDED)
         assert page.value("document.getElementById('microphone').getAttribute('aria-pressed')") == "false"
+
+
+def test_where_sound_needs_a_press_a_page_that_is_not_secure_is_silent_until_then(start: Starter) -> None:
+    server = start(talk_opener, allowed_origins=frozenset({"http://lan.test"}))
+    options = (
+        "--host-resolver-rules=MAP lan.test 127.0.0.1",
+        "--autoplay-policy=document-user-activation-required",
+    )
+    with open_page("about:blank", *options) as page:
+        page.call("Page.navigate", url=f"http://lan.test:{server.url.rsplit(':', 1)[1]}/")
+        unpressed(page, "document.getElementById('start')?.disabled === false")
+        begins = (
+            "document.getElementById('prompt').value = 'a b', document.getElementById('start').click(), true"
+        )
+        unpressed(page, begins)
+        unpressed(page, f"{FRAMES} > 60")
+        unpressed(page, "document.getElementById('source').muted")
+        page.press("Tab")
+        unpressed(page, "!document.getElementById('source').muted")
+        unpressed(page, f"window.stood ??= {FRAMES}")
+        unpressed(page, f"{FRAMES} > stood + 30")
 
 
 @pytest.mark.slow

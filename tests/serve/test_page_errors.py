@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from starlette.websockets import WebSocket
 
@@ -19,11 +20,12 @@ from tests.speech.toy_speech import PATCH
 from .browser import Page, browser_path, open_page
 from .conftest import Running, Starter
 from .test_client import Held
+from .test_controls import wav
 from .test_page import COUNT_SOCKETS, FRAMES, begin
 from .test_restart import free_port, process
 from .test_server import LIMIT_S, http
 from .test_speech import opener as speech_opener
-from .toys import world_opener
+from .toys import talk_opener, world_opener
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 KEY = "a key of a person"
@@ -566,3 +568,175 @@ def test_a_server_that_comes_back_without_the_session_is_told(tmp_path: Path) ->
             page.value(f"{WAY}.click(), true")
             page.until(f"{STATE} === 'Live'")
             assert not page.value(BLOCKED)
+
+
+def test_a_timeline_that_is_opened_in_line_keeps_one_place(start: Starter, tmp_path: Path) -> None:
+    server = start(max_sessions=1)
+    (tmp_path / "b.jsonl").write_text('{"chunk": 0, "begin": {"seed": 0, "prompt": "b"}}\n')
+    with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
+        begin(first)
+        first.until(f"{FRAMES} > 5")
+        begin(second)
+        second.until(f"{STATE}.includes('You are number 1 in line')")
+        held = Held(server.manager.open)
+        server.manager.open = held  # type: ignore[method-assign, assignment]
+        second.upload("#timeline-file", tmp_path / "b.jsonl")
+        assert held.called.wait(LIMIT_S)
+        held.release_soon()
+        assert held.ended.wait(LIMIT_S)
+        end = time.monotonic() + LIMIT_S
+        while server.manager.admission.waiting != 1:
+            assert time.monotonic() < end, "the place before is kept"
+            time.sleep(0.05)
+
+
+def test_a_session_that_cannot_begin_anew_leaves_no_buttons_of_the_one_before(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise ServeError("bad_request", "no more")
+
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.save_into(tmp_path)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('record').click(), true")
+        page.until(f"{FRAMES} > {page.value(FRAMES)} + 10")
+        monkeypatch.setattr(server.manager, "open", refuse)
+        page.value("document.getElementById('timeline-replay').click(), true")
+        page.until(f"{IS_ERROR} && {STATE} === 'No more'")
+        for name in ("pause", "share", "stop", "record"):
+            assert page.value(f"document.getElementById('{name}').hidden")
+        page.until("Number(document.body.dataset.saved) > 100")
+
+
+def test_a_file_that_is_played_ends_with_its_session(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "quiet.wav").write_bytes(wav(np.zeros(16_000 * 60, "<i2"), 16_000))
+    with open_page(f"{start(talk_opener).url}/") as page:
+        page.value(COUNT_SOCKETS)
+        page.value(
+            "window.pieces = []; const send = WebSocket.prototype.send; WebSocket.prototype.send = function (data) "
+            "{ if (typeof data !== 'string') pieces.push(this); return send.call(this, data); }; true"
+        )
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value(  # the second piece waits until `later` is called
+            "window.wait = setTimeout; window.setTimeout = (action, ms, ...given) => "
+            "pieces.length && !window.later ? (window.later = action) : wait(action, ms, ...given); true"
+        )
+        page.upload("#voice", tmp_path / "quiet.wav")
+        page.until("pieces.length === 1 && Boolean(window.later)")
+        page.value("document.getElementById('stop').click(), true")
+        begin(page)
+        page.until(f"{STATE} === 'Live' && sockets.length > 1")
+        page.value("later(), true")
+        page.until("document.getElementById('voice-name').textContent === 'quiet.wav, 60 s'")
+        assert page.value("pieces.every((socket) => socket === sockets[0])")
+
+
+def test_a_file_that_cannot_be_played_while_the_connection_is_lost_is_told(
+    start: Starter, tmp_path: Path
+) -> None:
+    (tmp_path / "quiet.wav").write_bytes(wav(np.zeros(16_000, "<i2"), 16_000))
+    with open_page(f"{start(talk_opener).url}/") as page:
+        page.value(COUNT_SOCKETS)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value(NO_MORE_SOCKETS)
+        page.value("sockets.at(-1).close(), true")
+        page.until(f"{STATE} === 'The connection was lost. Trying again'")
+        page.upload("#voice", tmp_path / "quiet.wav")
+        page.until(f"{STATE} === 'The connection was lost. Try again when it is back'")
+
+
+def test_a_video_that_cannot_be_decoded_starts_again(start: Starter) -> None:
+    server = start()
+    with open_page("about:blank") as page:
+        page.call(
+            "Page.addScriptToEvaluateOnNewDocument",
+            source="const Known = Worker; window.Worker = class extends Known "
+            "{ constructor(...given) { super(...given); window.worker = this; } };",
+        )
+        page.call("Page.navigate", url=f"{server.url}/")
+        page.until("document.getElementById('start')?.disabled === false")
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        before = set(server.manager.sessions)
+        page.value("worker.onmessage({data: {failed: 'no'}}), true")
+        page.until(f"{HINT} === 'This browser cannot decode the video: no'")
+        page.value(f"{WAY}.click(), true")
+        page.until(f"{STATE} === 'Live'")
+        assert not before & set(server.manager.sessions)
+
+
+def test_a_browser_asks_whether_the_files_of_a_page_are_new(start: Starter) -> None:
+    kept = "performance.getEntriesByType('resource').filter((file) => file.name.endsWith('.js') && !file.transferSize)"
+    url = start().url
+    with open_page(f"{url}/") as page:
+        page.until(f"{STATE} === 'Ready'")
+        page.call("Page.navigate", url=f"{url}/?again")
+        page.until(
+            "location.search === '?again' && document.getElementById('state')?.textContent === 'Ready'"
+        )
+        assert page.value(f"{kept}.map((file) => file.name)") == []
+
+
+# What the page asks for when it opens a session, the newest last.
+OPENINGS = """
+window.asked = [];
+const ask = fetch;
+window.fetch = (url, given) => {
+  if (given?.method === "POST" && String(url).endsWith("/v1/sessions")) asked.push(JSON.parse(given.body));
+  return ask(url, given);
+};
+true
+"""
+# A picture that somebody drops on the page.
+DROP = """
+(async () => {
+  const canvas = new OffscreenCanvas(24, 8), held = new DataTransfer();
+  canvas.getContext("2d").fillRect(0, 0, 8, 8);
+  held.items.add(new File([await canvas.convertToBlob()], "some.png", { type: "image/png" }));
+  document.dispatchEvent(new DragEvent("drop", { dataTransfer: held }));
+  return true;
+})()
+"""
+
+
+def test_a_picture_that_is_chosen_in_line_is_what_the_session_begins_with(start: Starter) -> None:
+    server = start(max_sessions=1)
+    with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
+        begin(first)
+        first.until(f"{FRAMES} > 5")
+        second.value(OPENINGS)
+        begin(second)
+        second.until(f"{HINT}.includes('You are number 1 in line')")
+        second.value(
+            "window.hints = []; const hint = document.getElementById('notice-text');"
+            "new MutationObserver(() => hints.push(hint.textContent)).observe(hint, {childList: true}); true"
+        )
+        second.value(DROP)
+        second.until("!document.getElementById('image-thumbnail').hidden")
+        first.value("document.getElementById('stop').click(), true")
+        second.until("Boolean(asked.at(-1).image)")
+        assert not second.value("hints.some((hint) => hint.includes('press Start'))")
+
+
+def test_a_voice_that_is_chosen_in_line_is_what_the_session_speaks_with(
+    start: Starter, tmp_path: Path
+) -> None:
+    server = start(speech_opener, max_sessions=1)
+    (tmp_path / "voice.wav").write_bytes(wav(np.zeros(16_000, "<i2"), 16_000))
+    with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
+        for page in (first, second):
+            page.until(f"{STATE} === 'Ready'")
+        first.value("document.getElementById('start').click(), true")
+        first.until(f"{STATE} === 'Listening'")
+        second.value(OPENINGS)
+        second.value("document.getElementById('start').click(), true")
+        second.until(f"{HINT}.includes('You are number 1 in line')")
+        second.upload("#voice", tmp_path / "voice.wav")
+        second.until("document.getElementById('voice-name').textContent === 'voice.wav'")
+        first.call("Page.navigate", url="about:blank")
+        second.until("Boolean(asked.at(-1).voice)")

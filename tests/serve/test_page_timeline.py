@@ -160,3 +160,30 @@ def test_the_arrows_go_through_what_was_asked_before(start: Starter) -> None:
             page.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key)
             seen.append(page.value(FIELD))
         assert seen == ["c a", "a b", "a b", "c a", "b"]
+
+
+def test_a_file_of_which_something_was_wrong_can_be_chosen_again(start: Starter, tmp_path: Path) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_text('{"chunk": 0}\n')
+    with open_page(f"{start().url}/") as page:
+        page.until("!document.getElementById('start').disabled")
+        page.upload("#timeline-file", file)
+        page.until("document.getElementById('state').textContent.startsWith('some.jsonl is no timeline')")
+        assert page.value("document.getElementById('timeline-file').value") == ""
+        file.write_text('{"chunk": 0, "begin": {"seed": 0, "prompt": "b"}}\n')
+        page.upload("#timeline-file", file)
+        page.until(f"{FRAMES} > 5")
+
+
+def test_a_stream_that_begins_again_in_a_fade_begins_with_its_prompt(
+    start: Starter, applied: list[Control]
+) -> None:
+    chunk = "Number(document.getElementById('chunk').textContent)"
+    with open_page(f"{start().url}/") as page:
+        asked_for(page, ("a b", ""), ("c a", "fade"))
+        page.value("document.getElementById('restart').click(), true")
+        page.until(f"{LINES}.join() === 'c a'")
+        page.until(f"{chunk} > {page.value(chunk)} + 8")
+    told = [(control.type, control.fields.get("weight", 1)) for control in applied]
+    assert told[-2:] == [("prompt", 1), ("restart", 1)]
+    assert told[0] != ("prompt", 1)  # it was a fade

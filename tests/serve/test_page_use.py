@@ -13,15 +13,24 @@ import pytest
 
 from tests.runtime import toy_whole
 
-from .browser import Page, browser_path, open_page
+from .browser import HELD_DEVICES, Page, browser_path, open_page
 from .conftest import Starter
+from .test_client import Held
 from .test_controls import wav
-from .test_page import FRAMES, begin
-from .toys import game_opener, shown_opener, talk_opener, world_opener
+from .test_page import COUNT_SOCKETS, FRAMES, begin
+from .test_page_errors import IS_ERROR, NO_MORE_SOCKETS, STATE
+from .test_server import LIMIT_S
+from .toys import film_opener, game_opener, shown_opener, talk_opener, world_opener
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+# A tab that comes to the front, or goes to the back.
+HIDDEN = (
+    "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}});"
+    "document.dispatchEvent(new Event('visibilitychange')), true"
+)
 FOCUS = "document.activeElement.id || document.activeElement.tagName"
 MOST_TABS = 60
+FAKE_DEVICES = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 # The least contrast of the texts that are seen, and the text that has it, over a white and a black picture; WCAG 2.2
 # wants 4.5.
 CONTRAST = """
@@ -344,3 +353,154 @@ def test_a_recording_has_the_sound_that_was_heard(start: Starter, tmp_path: Path
     assert 0.2 < np.abs(loud).max() < 0.6  # 12,000 / 32,768
     strongest = np.abs(np.fft.rfft(loud * np.hanning(len(loud)))).argmax() * rate / len(loud)
     assert strongest / stream.channels == pytest.approx(440, rel=0.05)
+
+
+def test_a_session_that_ended_behind_another_tab_leaves_the_next_one_to_its_viewer(start: Starter) -> None:
+    with open_page(f"{start().url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value(HIDDEN.format("true"))
+        page.until(f"{STATE} === 'Paused'")
+        page.value("document.getElementById('stop').click(), true")
+        page.value(HIDDEN.format("false"))
+        page.value(
+            "window.said = []; const send = WebSocket.prototype.send; WebSocket.prototype.send = function (data) "
+            "{ said.push(JSON.parse(data).type); return send.call(this, data); }; true"
+        )
+        begin(page)
+        page.until(f"{STATE} === 'Live'")
+        page.value("document.getElementById('pause').click(), true")
+        page.until(f"{STATE} === 'Paused'")
+        assert "play" not in page.value("said")
+
+
+def test_a_session_that_opens_behind_another_tab_waits_for_its_viewer(start: Starter) -> None:
+    server = start()
+    held = server.manager.open = Held(server.manager.open)  # type: ignore[method-assign, assignment]
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        assert held.called.wait(LIMIT_S)
+        page.value(HIDDEN.format("true"))
+        assert not page.value(IS_ERROR)
+        held.release_soon()
+        page.until(f"{STATE} === 'Paused'")
+        page.value(HIDDEN.format("false"))
+        page.until(f"{STATE} === 'Live'")
+
+
+def test_what_a_gamepad_does_while_the_connection_is_lost_is_told_when_it_is_back(start: Starter) -> None:
+    with open_page(f"{start(game_opener).url}/") as page:
+        page.value(GAMEPAD)
+        page.value(COUNT_SOCKETS)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("pads[0].axes = [0, 0, .5, 0], true")
+        page.until("events.some((event) => event.axes?.yaw === .5)")
+        page.value(f"window.Counted = WebSocket; {NO_MORE_SOCKETS}")
+        page.value("sockets.at(-1).close(), true")
+        page.until(f"{STATE} === 'The connection was lost. Trying again'")
+        page.value("pads[0].buttons[0].pressed = true, pads[0].axes = [0, 0, 0, 0], true")
+        page.until("document.querySelectorAll('.keys .held').length")  # it was looked at
+        page.value("window.WebSocket = Counted, true")
+        page.until("events.filter((event) => event.axes).at(-1).axes.yaw === 0")
+
+
+def test_what_is_held_when_a_session_begins_steers_it(start: Starter) -> None:
+    server = start(game_opener)
+    held = server.manager.open = Held(server.manager.open)  # type: ignore[method-assign, assignment]
+    key = {"code": "ArrowLeft", "key": "ArrowLeft"}
+    with open_page(f"{server.url}/") as page:
+        page.value(GAMEPAD)
+        page.value("pads[0].axes = [0, 0, .5, 0], true")
+        begin(page)
+        assert held.called.wait(LIMIT_S)
+        page.value("pads[0].buttons[0].pressed = true, true")
+        page.until("document.querySelectorAll('.keys .held').length")
+        page.call("Input.dispatchKeyEvent", type="keyDown", **key)
+        held.release_soon()
+        page.until("events.some((event) => event.held?.join() === 'KeyW')")
+        page.until("events.some((event) => event.axes?.yaw === .5)")
+        page.until(f"{FRAMES} > 5")
+        page.call("Input.dispatchKeyEvent", type="keyDown", autoRepeat=True, **key)
+        page.until("events.some((event) => event.held?.join() === 'KeyW,ArrowLeft')")
+
+
+def test_a_gamepad_that_is_unplugged_lets_its_sticks_go(played: Page) -> None:
+    played.value("pads[0].axes = [0, 0, .5, 0], true")
+    played.until("events.some((event) => event.axes?.yaw === .5)")
+    played.value("pads = [null], true")
+    played.until("events.at(-1).axes?.yaw === 0")
+
+
+def test_enter_that_is_held_asks_once(start: Starter) -> None:
+    with open_page(f"{start().url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value(
+            "document.getElementById('prompt').value = 'b', document.getElementById('prompt').focus(), true"
+        )
+        for again in (False, True, True):
+            page.call(
+                "Input.dispatchKeyEvent",
+                type="keyDown",
+                key="Enter",
+                windowsVirtualKeyCode=13,
+                text="\r",
+                autoRepeat=again,
+            )
+        assert page.value("document.querySelectorAll('#history button').length") == 2
+
+
+def test_the_picture_lets_the_mouse_go_where_a_button_is_offered(start: Starter) -> None:
+    with open_page(f"{start(game_opener).url}/") as page:
+        page.value(COUNT_SOCKETS)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        box = page.value(
+            "(({x, y, width, height}) => [x + width / 2, y + height / 2])("
+            "document.getElementById('video').getBoundingClientRect())"
+        )
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            page.mouse(kind, *box)
+        page.until("document.pointerLockElement?.id === 'video'")
+        page.value(f"{NO_MORE_SOCKETS}; sockets.at(-1).close(), true")
+        page.until(f"{STATE} === 'The connection was lost. Trying again'")
+        page.until("!document.pointerLockElement")
+
+
+def test_a_microphone_is_off_when_its_session_has_ended_and_the_button_says_so(start: Starter) -> None:
+    with open_page(f"{start(talk_opener).url}/", *FAKE_DEVICES) as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('microphone').click(), true")
+        page.until("document.getElementById('microphone').title === 'Stop speaking'")
+        page.value("document.getElementById('stop').click(), true")
+        assert page.value("document.getElementById('microphone').title") == "Speak"
+
+
+GONE = "inputs[0].getTracks()[0].stop(), inputs[0].getTracks()[0].dispatchEvent(new Event('ended')), true"
+
+
+def test_a_camera_that_is_taken_away_is_off(start: Starter) -> None:
+    with open_page(f"{start(film_opener).url}/", *FAKE_DEVICES) as page:
+        page.value(f"{HELD_DEVICES}; allow(), true")
+        page.until("!document.getElementById('start').disabled")
+        page.value("document.getElementById('webcam').click(), true")
+        page.until("document.getElementById('webcam').title === 'Camera off'")
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value(GONE)
+        page.until(f"{STATE} === 'The camera is gone'")
+        assert page.value("document.getElementById('webcam').title") == "Camera on"
+
+
+def test_a_microphone_that_is_taken_away_is_off(start: Starter) -> None:
+    with open_page(f"{start(talk_opener).url}/", *FAKE_DEVICES) as page:
+        page.value(f"{HELD_DEVICES}; allow(), true")
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('microphone').click(), true")
+        page.until("document.getElementById('microphone').title === 'Stop speaking'")
+        page.value(GONE)
+        page.until(f"{STATE} === 'The microphone is gone'")
+        assert page.value("document.getElementById('microphone').title") == "Speak"

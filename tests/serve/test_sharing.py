@@ -22,6 +22,7 @@ from seko_serve.protocol import Entrance, Media, parse_received
 from .browser import browser_path, open_page
 from .conftest import Running, Starter
 from .test_page import FRAMES, begin
+from .test_page_errors import HINT, STATE
 from .test_server import LIMIT_S, PROMPT, alone, http, pictures, run, watch
 from .test_speech import opener as speech_opener
 from .toys import world_opener
@@ -284,3 +285,47 @@ def test_a_link_lets_another_person_hear_what_is_spoken(start: Starter) -> None:
         (session,) = server.manager.sessions.values()
         http(f"{server.url}/v1/sessions/{session.name}", "DELETE")
         other.until("document.getElementById('ways').textContent === 'Try again'")
+
+
+@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+def test_who_cannot_watch_yet_is_told_why(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start()
+    monkeypatch.setattr("seko_serve.live.watchers.MOST_WATCHERS", 0)
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        name = name_of(server)
+        with open_page(f"{server.url}/#watch={name}.{token_of(server, name)}") as other:
+            other.until(f"{HINT} === '0 others watch this session. Trying again'")
+            monkeypatch.undo()
+            other.until(f"{STATE} === 'Live'")
+
+
+@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+def test_who_comes_to_watch_a_session_that_is_paused_is_told(start: Starter) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('pause').click(), true")
+        page.until(f"{STATE} === 'Paused'")
+        name = name_of(server)
+        with open_page(f"{server.url}/#watch={name}.{token_of(server, name)}") as other:
+            other.until(f"{STATE} === 'Paused'")
+            page.value("document.getElementById('pause').click(), true")
+            other.until(f"{STATE} === 'Live'")
+
+
+@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+def test_a_new_link_is_not_said_to_be_copied(start: Starter) -> None:
+    copy, link = "document.getElementById('link-copy')", "document.getElementById('link-text').value"
+    with open_page(f"{start().url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('share').click(), true")
+        before = page.until(link)
+        page.value(f"{copy}.click(), true")
+        page.until(f"{copy}.textContent !== 'Copy'")
+        page.value("document.getElementById('share').click(), true")
+        page.until(f"{link} !== '{before}'")
+        assert page.value(f"{copy}.textContent") == "Copy"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from string import Template
+from typing import Any
 
+from starlette.responses import Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
@@ -22,8 +24,17 @@ def composed(kind: str) -> str:
     return frame.substitute(title=page.title, script=f"{kind}.js", main=main)
 
 
+class _Files(StaticFiles):
+    """Files of which a browser asks whether they are new: those of two versions of a server do not fit together."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        answer = super().file_response(*args, **kwargs)
+        answer.headers["cache-control"] = "no-cache"
+        return answer
+
+
 def page_files() -> Mount:
     """Return the route ``/page`` of the page's files: those that all pages share, and those of each workload."""
-    files = StaticFiles(directory=PAGE)
+    files = _Files(directory=PAGE)
     files.all_directories.extend(workload.page.folder for workload in served_workloads())
     return Mount("/page", files)

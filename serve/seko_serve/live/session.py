@@ -208,6 +208,8 @@ class LiveSession:
             )
         of_sound = all(codec in SOUND_CODECS.values() for codec in self._codecs)
         connection = self.viewer.watchers.enter(ready(self._codecs), began=of_sound)
+        if self._paused:
+            connection.outbox.append(message("state", paused=True))
         self.content.attach(self._codecs)  # the next frame is a key frame
         return connection
 
@@ -231,7 +233,7 @@ class LiveSession:
             self._tell_receipt("received", control)
             self._tell_receipt("applied", control, chunk=following)
             self.viewer.tell(message("state", paused=self._paused))
-            self.viewer.watchers.send(message("state", paused=self._paused), begins=False)
+            self.viewer.watchers.send(message("state", paused=self._paused), to_all=True)
         else:
             self.content.check(control)
             with self._lock:

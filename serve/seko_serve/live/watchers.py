@@ -49,12 +49,13 @@ class Watchers:
         with self._lock:
             self._began.pop(connection, None)
 
-    def send(self, message: str | bytes, *, begins: bool = False) -> None:
-        """Send a message to all; ``begins`` says that a decoder can begin with it."""
+    def send(self, message: str | bytes, *, begins: bool = False, to_all: bool = False) -> None:
+        """Send a message to those whose decoder has begun, or to all, where a decoder can begin with it (``begins``) or
+        no decoder is needed (``to_all``)."""
         with self._lock:
-            reached = [connection for connection, began in self._began.items() if began or begins]
+            reached = [connection for connection, began in self._began.items() if began or begins or to_all]
             for connection in reached:
-                self._began[connection] = True
+                self._began[connection] |= begins
                 connection.outbox.append(message)
                 if len(connection.outbox) > MOST_BEHIND:
                     connection.outbox.clear()

@@ -25,6 +25,12 @@ export class Changes {
     this.sendOn({ entry, weight: fadeWeight(steps) });
   }
 
+  /** End a fade at once: a stream that begins again begins with its prompt. */
+  finish() {
+    if (this.fade) this.sendOn({ entry: this.fade.entry, weight: 1 });
+    this.fade = undefined;
+  }
+
   sendOn(wish) {
     this.wish = wish;
     wish.id = this.send(wish.entry, wish.weight);

@@ -56,6 +56,7 @@ export function block(text, ways = {}, kind = "") {
     offered = names.join("\n");
     find("ways").replaceChildren(...names.map((name) => Object.assign(document.createElement("button"), { type: "button", textContent: name })));
   }
+  if (names.length) document.exitPointerLock?.(); // for they are pressed by it
   for (const button of find("ways").children) button.onclick = ways[button.textContent];
   if (!notice) show(...said);
 }

@@ -9,7 +9,7 @@ export class KeyPad {
       if (this.section.hidden || event.target.matches("textarea, input, select") || event.ctrlKey || event.metaKey) return;
       if (!this.buttons.has(event.code)) return;
       event.preventDefault();
-      if (!event.repeat) this.hold(event.code, true);
+      this.hold(event.code, true); // also where it was pressed before keys steered
     });
     document.addEventListener("keyup", (event) => this.hold(event.code, false));
     window.addEventListener("blur", () => this.letGo());

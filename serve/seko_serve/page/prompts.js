@@ -97,7 +97,10 @@ export class PromptField {
   constructor(field, left) {
     Object.assign(this, { field, sent: [], at: 0 });
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); field.form.requestSubmit(); }
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        if (!event.repeat) field.form.requestSubmit(); // a key that is held asks once
+      }
       if (event.key === "Escape") left();
       const step = { ArrowUp: -1, ArrowDown: 1 }[event.key], only = !field.value.includes("\n");
       if (step && only && this.step(step)) event.preventDefault();

@@ -18,6 +18,7 @@ export function share(stage, session) {
   return async () => {
     const link = await linkTo(session());
     find("link-text").value = link;
+    find("link-copy").textContent = "Copy";
     find("link-near").hidden = !LOOPBACK.test(link.hostname);
     stage.open("link");
     find("link-text").select();

@@ -106,15 +106,16 @@ export class Sound {
 
 const whole = (samples) => Int16Array.from(samples, (sample) => Math.round(Math.max(-1, Math.min(1, sample)) * 32767));
 
-/** Send the microphone's pieces until `stop`. */
+/** Send the microphone's pieces until `stop`; `gone()` is called where it was taken away. */
 export class Microphone {
-  async start(send) {
+  async start(send, gone) {
     this.input = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1, echoCancellation: true } });
     this.context = new AudioContext({ sampleRate: VOICE_RATE });
     await this.context.audioWorklet.addModule(new URL("./speaker.js", import.meta.url));
     this.node = new AudioWorkletNode(this.context, "listener", { processorOptions: { piece: PIECE } });
     if (this.stopped) { await this.stop(); return; }
     this.node.port.onmessage = ({ data }) => send(whole(data));
+    this.input.getTracks()[0].onended = gone;
     new MediaStreamAudioSourceNode(this.context, { mediaStream: this.input }).connect(this.node);
   }
 

@@ -35,7 +35,7 @@ class Track {
 /** Takes the messages that the worker of player.js takes, and answers them in the same form by `tell`. */
 export class SourcePlayer {
   constructor(element, tell) {
-    Object.assign(this, { element, tell, copying: false });
+    Object.assign(this, { element, tell, copying: false, muted: false, silent: false });
     element.onerror = () => tell({ failed: element.error.message });
   }
 
@@ -83,11 +83,30 @@ export class SourcePlayer {
   }
 
   // What the page does with sound.
-  start() { return this.element.play().catch((error) => this.tell({ failed: error.message })); }
+  /** Play; a browser may let nothing be heard until somebody presses something. */
+  start() {
+    return this.element.play().catch(({ name, message }) => {
+      if (name === "AbortError") return; // a pause came first
+      if (name !== "NotAllowedError" || this.silent) { this.tell({ failed: message }); return; }
+      const heard = () => {
+        if (!navigator.userActivation.hasBeenActive) return;
+        for (const kind of ["click", "keydown"]) document.removeEventListener(kind, heard);
+        this.silent = false;
+        this.mute(this.muted);
+      };
+      for (const kind of ["click", "keydown"]) document.addEventListener(kind, heard);
+      this.silent = true;
+      this.mute(this.muted);
+      this.start();
+    });
+  }
 
   stop() { this.element.pause(); }
 
-  mute(muted) { this.element.muted = muted; }
+  mute(muted) {
+    this.muted = muted;
+    this.element.muted = muted || this.silent;
+  }
 
   stream() { return this.element.captureStream?.(); }
 

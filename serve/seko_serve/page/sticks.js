@@ -71,7 +71,7 @@ export class Gamepads {
 
   look() {
     if (!Object.keys(this.means).length) return;
-    const down = new Set(), axes = {};
+    const down = new Set(), axes = Object.fromEntries(Object.keys(this.told).map((axis) => [axis, 0])); // of one that is gone
     for (const { buttons, axes: sticks } of plugged()) {
       const stands = sticks.map((value) => Math.abs(value) < DEAD ? 0 : Math.round(100 * value) / 100);
       for (const [place, target] of Object.entries(this.means)) {
@@ -92,6 +92,9 @@ export class Gamepads {
     this.told = { ...this.told, ...axes };
     this.pushed(Object.fromEntries(changed));
   }
+
+  /** Tell all axes again: nobody knows what the server has. */
+  tellAgain() { for (const axis of Object.keys(this.told)) this.told[axis] = NaN; }
 
   letGo() {
     for (const code of this.down) this.pad.hold(code, false);

@@ -3,9 +3,10 @@ const QUALITY = 0.8; // of the JPEGs
 const SMALLER = 0.5; // where one has more bytes than the server takes
 
 export class Webcam {
-  /** Show what the camera sees in `screen`, and send JPEGs of a size by `send(jpeg, dropped, seenAt)`, which says whether it did. */
-  constructor(screen, send) {
-    Object.assign(this, { screen, send, sent: 0, dropped: 0, waiting: 0, busy: false });
+  /** Show what the camera sees in `screen`, and send JPEGs of a size by `send(jpeg, dropped, seenAt)`, which says whether it did.
+      `gone()` is called where the camera was taken away. */
+  constructor(screen, send, gone) {
+    Object.assign(this, { screen, send, gone, sent: 0, dropped: 0, waiting: 0, busy: false });
   }
 
   get running() { return Boolean(this.media); }
@@ -21,6 +22,7 @@ export class Webcam {
       return;
     }
     this.media = media;
+    media.getVideoTracks()[0].onended = () => { this.stop(); this.gone(); };
     this.screen.srcObject = this.media;
     await this.screen.play();
     const canvas = new OffscreenCanvas(width, height);

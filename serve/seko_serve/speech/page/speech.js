@@ -75,18 +75,18 @@ async function enter(signal) {
   const audio = await playable();
   if (!audio.length) throw new Error("Sound needs a page over https, or on localhost");
   if (signal.aborted) return;
-  const words = find("words").value.trim();
-  const session = {
-    model: model.id,
-    seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
-    ...(voice && { voice, ...(words && { voice_text: words }) }),
-  };
   const waits = (text) => {
     say(text, "wait");
     block(text, { "Stop waiting": giveUp }, "wait");
   };
   waits("Opening");
   await admitted(base, key(), async (place) => {
+    const words = find("words").value.trim();
+    const session = {
+      model: model.id,
+      seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
+      ...(voice && { voice, ...(words && { voice_text: words }) }), // as it is now: it may have been chosen in line
+    };
     const mine = new Connection(base, key(), BUFFER);
     connection = mine;
     listen(mine);
@@ -108,7 +108,7 @@ function listen(mine) {
     if (mine !== connection) return;
     if (detail.ended) ended(detail.reason);
     else {
-      const text = "The connection was lost. Trying again";
+      const text = `${detail.reason ?? "The connection was lost"}. Trying again`;
       say(text, "error");
       block(text, { "Try now": () => mine.hurry(), End: giveUp }, "wait");
     }

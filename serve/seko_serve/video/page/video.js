@@ -60,6 +60,8 @@ const shownPrompt = () => timeline.entries.at(-1)?.prompt ?? "";
 
 // -- what is told ---------------------------------------------------------------------------------------------
 const startAgain = WATCHED ? { "Try again": () => attempted(watch) } : { "Start again": () => find("dock").requestSubmit() };
+const [[AGAIN, beginsAgain]] = Object.entries(startAgain);
+const afterEnd = { [AGAIN]: () => { giveUp(); beginsAgain(); } }; // of a session that still runs
 
 function showRunning(now) {
   for (const id of RUNNING) find(id).hidden = !now;
@@ -78,7 +80,7 @@ function invite() {
   if (WATCHED) return;
   const lacking = wells.filter(({ required, url }) => required && !url);
   find("start").disabled = lacking.length > 0;
-  if (connection) return;
+  if (connection || trying) return;
   if (lacking.length) {
     const named = lacking.map(({ label }) => `a ${label.toLowerCase()}`).join(" and ");
     block(`Choose ${named}, then press Start.`, { "Choose a picture": () => lacking[0].input.click() });
@@ -136,7 +138,7 @@ function measure() {
   if (away) return;
   if (broken) {
     say(broken, "error");
-    block(broken, startAgain);
+    block(broken, afterEnd);
   } else if (filmed() && !webcam.running && !lastPainted) {
     say("Waits for your camera", "wait");
     const elsewhere = find("share").hidden ? {} : { "Send it from elsewhere": () => find("share").click() };
@@ -266,10 +268,6 @@ async function enter(prompt, signal) {
   block("One moment", {}, "wait");
   const { codecs, audio } = await played();
   const hello = { codecs, audio: sounding() ? audio : [] };
-  const session = {
-    model: model.id, seed: seed(), ...(model.takes.prompt && { prompt }), ...pictures(),
-    ...(voice && { [sounding().field]: voice }),
-  };
   if (signal.aborted) return;
   const waits = (text) => {
     say(text, "wait");
@@ -277,13 +275,18 @@ async function enter(prompt, signal) {
   };
   waits("Opening");
   await admitted(base, key(), async (place) => {
+    const given = pictures(); // as they are now: some may have been chosen in line
+    const session = {
+      model: model.id, seed: seed(), ...(model.takes.prompt && { prompt }), ...given,
+      ...(voice && { [sounding().field]: voice }),
+    };
     const trial = new Connection(base, key());
     listen(trial);
     connection = trial;
     try {
       await trial.open(session, hello, place);
       if (connection !== trial) return; // it was given up meanwhile
-      picturesSent = JSON.stringify(pictures());
+      picturesSent = JSON.stringify(given);
       timeline.begin(session.seed, prompt);
     } catch (error) {
       if (connection === trial) connection = undefined;
@@ -309,7 +312,7 @@ function listen(to) {
         else sent.delete(id);
       }
       changes.lost();
-      const text = "The connection was lost. Trying again";
+      const text = `${detail.reason ?? "The connection was lost"}. Trying again`;
       say(text, "error");
       block(text, { "Try now": () => to.hurry(), End: giveUp }, "wait");
     }
@@ -337,8 +340,12 @@ function told(message) {
     settle();
     measure();
     changes.resend();
-    if (again && keyed()) connection.send("control", held()); // they may have changed meanwhile
+    if (keyed()) { // they may have changed meanwhile
+      if (again || pad.held.size) connection.send("control", held());
+      gamepads.tellAgain();
+    }
     if (filmed()) tellStrength();
+    if (!again || hiddenPause) heedSight(); // it was hidden while it waited, or while the socket was lost
   } else if (message.type === "received" || message.type === "applied") {
     const control = sent.get(message.id);
     changes.received(message.id);
@@ -401,7 +408,7 @@ function ended(reason) {
   finishRecording();
   microphone?.stop();
   microphone = undefined;
-  find("microphone").setAttribute("aria-pressed", false);
+  showMicrophone();
   sound?.close();
   if (player === source) source.close();
   sound = undefined;
@@ -416,7 +423,7 @@ function ended(reason) {
 /** Forget a session: what was measured of it, what was sent and what waits. What it was asked for stays to be saved. */
 function forget() {
   connection = undefined;
-  begun = away = false;
+  begun = away = hiddenPause = false;
   broken = lastPainted = undefined;
   changes.forget();
   showPaused(false);
@@ -451,8 +458,7 @@ function heed(data) {
 
 // -- what a person does ---------------------------------------------------------------------------------------
 async function reopen(prompt, later = []) {
-  connection?.close();
-  forget();
+  giveUp();
   changes.due = later;
   await startWith(prompt);
 }
@@ -487,6 +493,7 @@ find("dock").addEventListener("submit", (event) => {
 
 /** Begin the stream again, with the seed that is written. */
 function beginAgain() {
+  changes.finish();
   const id = control("restart", { seed: seed() });
   if (id) sent.get(id).seed = seed();
 }
@@ -545,7 +552,9 @@ async function take(file, well = wells.find(({ url }) => !url) ?? wells[0]) {
     } else invite();
   } else {
     if (connection) {
-      const seconds = await sendFile(file, model.limits, (samples, last) => connection?.sendVoice(samples, last));
+      const mine = connection; // its end is the voice's, too
+      if (!mine.isOpen) throw new Error(AWAY);
+      const seconds = await sendFile(file, model.limits, (samples, last) => mine.sendVoice(samples, last));
       find("voice-name").textContent = `${file.name}, ${seconds.toFixed(0)} s`;
     } else {
       voice = await dataUrl(file, model.limits.voice_bytes);
@@ -554,7 +563,9 @@ async function take(file, well = wells.find(({ url }) => !url) ?? wells[0]) {
   }
 }
 find("voice").addEventListener("change", ({ target }) => {
-  attempted(async () => { if (target.files[0]) await take(target.files[0]); target.value = ""; });
+  const [file] = target.files;
+  target.value = ""; // the same file may be chosen again, also after an error
+  if (file) attempted(() => take(file));
 });
 for (const kind of ["dragover", "dragleave", "drop"]) {
   document.addEventListener(kind, (event) => {
@@ -563,23 +574,33 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
     if (kind === "drop") attempted(async () => { for (const file of event.dataTransfer.files) await take(file); });
   });
 }
+async function stopSpeaking() {
+  await microphone?.stop();
+  microphone = undefined;
+  connection?.send("audio_end");
+  showMicrophone();
+}
 find("microphone").onclick = () => attempted(async () => {
   if (microphone) {
-    await microphone.stop();
-    microphone = undefined;
-    connection?.send("audio_end");
+    await stopSpeaking();
   } else {
     const mine = microphone = new Microphone();
     try {
-      await mine.start((samples) => { if (!paused) connection?.sendVoice(samples); });
+      await mine.start((samples) => { if (!paused) connection?.sendVoice(samples); }, () => attempted(async () => {
+        await stopSpeaking();
+        complain("The microphone is gone");
+      }));
     } catch (error) {
       if (microphone === mine) microphone = undefined;
       throw new Error(`The microphone cannot be used: ${error.message}`);
     }
   }
+  showMicrophone();
+});
+function showMicrophone() {
   find("microphone").setAttribute("aria-pressed", Boolean(microphone));
   face(find("microphone"), "microphone", microphone ? "Stop speaking" : "Speak");
-});
+}
 
 const webcam = new Webcam(find("camera"), (jpeg, dropped, seenAt) => {
   // One frame at a time is followed to the picture that it becomes.
@@ -587,6 +608,9 @@ const webcam = new Webcam(find("camera"), (jpeg, dropped, seenAt) => {
   const taken = Boolean(connection) && begun && !paused && connection.sendFrame(jpeg, dropped, followed);
   find("frames-sent").textContent = `${webcam.sent + taken}, ${webcam.dropped + !taken}`;
   return taken;
+}, () => {
+  showWebcam();
+  complain("The camera is gone");
 });
 find("webcam").onclick = () => attempted(async () => {
   if (webcam.asked) webcam.stop();
@@ -598,12 +622,15 @@ find("webcam").onclick = () => attempted(async () => {
       throw new Error(`The camera cannot be used: ${error.message}`);
     }
   }
+  showWebcam();
+});
+function showWebcam() {
   face(find("webcam"), "camera", webcam.running ? "Camera off" : "Camera on");
   find("webcam").setAttribute("aria-pressed", webcam.running);
   find("camera-box").hidden = find("camera-figures").hidden = !webcam.running;
   if (connection) measure();
   else invite();
-});
+}
 function tellStrength() {
   if (connection && begun) control("control", { name: filmed()[0], event: { strength: Number(find("strength").value) } });
 }
@@ -616,7 +643,7 @@ function showStrength({ minimum, maximum, value }) {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || find("prompt").hidden || ![document.body, screen].includes(event.target)) return;
+  if (event.key !== "Enter" || event.repeat || find("prompt").hidden || ![document.body, screen].includes(event.target)) return;
   event.preventDefault();
   find("prompt").focus();
 });
@@ -624,11 +651,12 @@ document.addEventListener("keydown", (event) => {
 const pad = new KeyPad(find("pad"), tellHeld);
 const gamepads = new Gamepads(pad, (axes) => steer({ axes }));
 const looking = ["video", "source"].map((id) => new Looking(find(id), (moved) => steer({ moved })));
-document.addEventListener("visibilitychange", () => { // nobody sees it: the row need not run
-  if (!connection || sound || recorder || WATCHED) return;
+function heedSight() { // nobody sees it: the row need not run
+  if (!begun || sound || recorder || WATCHED) return;
   if (document.hidden && !paused) { hiddenPause = true; control("pause"); }
   if (!document.hidden && hiddenPause) goOn();
-});
+}
+document.addEventListener("visibilitychange", heedSight);
 window.addEventListener("pagehide", () => { trying?.abort(); connection?.close(); });
 
 const shared = share(stage, () => connection.id);
@@ -642,8 +670,8 @@ find("timeline-save").onclick = () => save(new Blob([timeline.text()], { type: "
 find("timeline-replay").onclick = () => attempted(() => playAgain(recordedPrompts(timeline.text(), "the timeline")));
 find("timeline-file").addEventListener("change", ({ target }) => attempted(async () => {
   const [file] = target.files;
+  target.value = ""; // the same file may be chosen again, also after an error
   if (file) await playAgain(recordedPrompts(await file.text(), file.name));
-  target.value = "";
 }));
 
 /** Begin again with the seed and the first prompt of a timeline; the others come when they are due. */
