@@ -118,10 +118,6 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **fields)
         self.call("Input.dispatchKeyEvent", type="keyUp", **fields)
 
-    def prefer(self, scheme: str) -> None:
-        """Let the browser say that its user prefers a dark or a light scheme."""
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
     def resize(self, width: int, height: int) -> None:
         """Give the page a size in pixels; a narrow one is that of a phone."""
         self.call(
