@@ -330,25 +330,3 @@ def test_frames_are_timed_by_a_rate_that_is_no_whole_number() -> None:
         times = [media.pts_us for media in piece.encode(0, 100)]
         assert times[:3] == [8_000_000, 8_080_000, 8_160_000]
         row.close()
-
-
-def test_a_chunk_is_not_late_by_the_time_in_which_its_client_sent_nothing(
-    session: LiveSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor does anything else on the device wait for its due time meanwhile."""
-    now, starved = [100.0], [True]
-    monkeypatch.setattr("seko_serve.live.viewer.time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(session.content, "starved", lambda: starved[0])
-    monkeypatch.setattr(session.content, "apply", lambda *_: starved.__setitem__(0, False))
-    session.attach(session.viewer.enter(), lambda: "ready", None, 1, (Codec.MJPEG,))
-    session.viewer.count(16)
-    session._chunks_made = 1
-    assert session.viewer.plays
-    assert session.next_due() is None
-    for came_at, lateness in ((100.5, 0.25), (160.0, 0.0)):
-        now[0], starved[0] = came_at, True
-        session.control(Control("prompt", "", {"text": "a"}))
-        session.request(now[0])
-        now[0] = max(now[0], 101.25)  # the first one came in time, and its chunk took too long
-        assert session.viewer.count(16).lateness == lateness
-        session.pending, session._chunks_made = None, session._chunks_made + 1

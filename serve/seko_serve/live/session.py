@@ -388,13 +388,8 @@ class LiveSession:
         )
 
     def next_due(self) -> float | None:
-        """Return the time at which the viewer needs the next chunk; None if the viewer plays nothing, or the chunk
-        waits for the viewer."""
-        if self._paused or not self.viewer.plays:
-            return None
-        if self.pending is None and not self._waiting and self.content.starved():
-            return None
-        return self.viewer.due(0.0, self._chunks_made)
+        """Return the time at which the viewer needs the next chunk; None if the viewer plays nothing."""
+        return self.viewer.due(0.0, self._chunks_made) if self.viewer.plays and not self._paused else None
 
     def next_begin(self) -> float | None:
         """Return the time before which the next chunk is not begun; None if it may begin at any time."""
@@ -409,10 +404,7 @@ class LiveSession:
         requested if the chunk lacks something that the viewer must still send, or the session was paused meanwhile.
         """
         row = self._own_row()
-        waited = self.pending is None and self.content.starved()
         self._apply_waiting(row)
-        if waited and self.viewer.due(now, self._chunks_made) < now:
-            self.viewer.stop_clock()  # what the chunk lacked came too late for it
         with self._lock:
             wants_snapshot = self._snapshot_due()
         if wants_snapshot and self._save is not None and not len(self._encoder):
