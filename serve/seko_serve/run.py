@@ -159,8 +159,12 @@ def _address(settings: Settings, port: int) -> str:
     """Return the address of the page."""
     if settings.uds is not None:
         return f"unix:{settings.uds}"
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"{'http' if settings.tls_key is None else 'https'}://{host}:{port}/"
+    return f"{'http' if settings.tls_key is None else 'https'}://{url_host(settings.host)}:{port}/"
+
+
+def url_host(host: str) -> str:
+    """Return a host as URLs name it: an address of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 async def _check_address(settings: Settings) -> None:

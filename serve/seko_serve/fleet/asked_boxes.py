@@ -179,6 +179,9 @@ def named(boxes: Iterable[BoxFacts], name: str) -> BoxFacts | None:
     return next((box for box in boxes if box.name == name), None)
 
 
-def one_of_each_artifact(boxes: Iterable[BoxFacts]) -> list[BoxFacts]:
-    """Return the first box of each artifact."""
-    return list({box.digest: box for box in reversed(list(boxes))}.values())
+def by_artifact(boxes: Iterable[BoxFacts]) -> dict[str, list[BoxFacts]]:
+    """Return the boxes of each artifact, by its digest, in the order in which they are given."""
+    groups: dict[str, list[BoxFacts]] = {}
+    for box in boxes:
+        groups.setdefault(box.digest, []).append(box)
+    return groups

@@ -26,7 +26,7 @@ from seko_serve.fleet.shelf import DirectoryShelf
 from seko_serve.live.device import Device
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.saving import TAKEN
-from seko_serve.run import server
+from seko_serve.run import server, url_host
 from seko_serve.settings import Settings
 
 AGAIN_S = 1.0  # after which a client asks again
@@ -212,7 +212,7 @@ class Box:
         manager, settings = self._manager, self._settings
         port = self._listener.sockets[0].getsockname()[1]
         secure = "" if settings.tls_key is None else "s"
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        host = url_host(settings.host)
         address = f"{host}:{port}"
         return BoxFacts(
             self.name,

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp
 import seko_serve
 from seko_serve.errors import ServeError
 from seko_serve.fleet.answers import headers_of, model_of, passed, placed, rewritten
-from seko_serve.fleet.asked_boxes import AGAIN_S, REFUSALS, AskedBoxes, named, one_of_each_artifact
+from seko_serve.fleet.asked_boxes import AGAIN_S, REFUSALS, AskedBoxes, by_artifact, named
 from seko_serve.fleet.boxes import Answer, BoxGoneError, BoxSilentError
 from seko_serve.fleet.choice import in_order, with_room
 from seko_serve.fleet.directory import BoxFacts, Directory, DirectoryError
@@ -339,7 +339,8 @@ class Gateway:
             return rewritten(answer, box)
         # The directory has forgotten the session, but its record in the store says which artifact it needs.
         refused: Answer | None = None
-        several = one_of_each_artifact(in_order(boxes, self._boxes.promised(), digest=None))
+        candidates = in_order(boxes, self._boxes.promised(), digest=None)
+        several = [group[0] for group in by_artifact(candidates).values()]
         for box in several:
             _, answer = await self._boxes.first([box], request.method, path, headers, body)
             if answer.code == "full":
@@ -356,9 +357,7 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         self._access.tenant(request)
-        groups: dict[str, list[BoxFacts]] = {}
-        for box in await self._boxes.taking():
-            groups.setdefault(box.digest, []).append(box)
+        groups = by_artifact(await self._boxes.taking())
 
         async def of(boxes: list[BoxFacts]) -> list[dict[str, Any]]:
             with suppress(ServeError):  # no box of the artifact answers

@@ -31,7 +31,7 @@ class BoxRows(Collector):
             ("capacity", "The most sessions of a box"),
             ("free", "Further sessions that a box would admit"),
             ("waiting", "Requests in a box's queue"),
-            ("sessions", "Open sessions of a box"),
+            ("sessions", "Sessions of a box that are open, or are being opened"),
             ("accepts", "Whether a box takes new sessions"),
         ):
             gauge = GaugeMetricFamily(f"{PREFIX}_box_{field}", meaning, labels=GROUPS)

@@ -157,9 +157,8 @@ class Scaling:
             The time in seconds.
         """
         accepting = {box: accepts for box, (accepts, at) in self._commands.items() if now - at < KNOWN_S}
-        own = {
-            row.application: row for row in rows if row.application in boxes
-        }  # of a killed box there are two
+        # For some seconds a box that was killed has two rows, its own and that of the box that replaces it: one counts.
+        own = {row.application: row for row in rows if row.application in boxes}
         known = [
             _after_command(row, accepting.get(application, row.accepts)) for application, row in own.items()
         ]

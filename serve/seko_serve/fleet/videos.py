@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from seko_serve.errors import ServeError
 from seko_serve.fleet.answers import headers_of, link_at, model_of, passed, sent_to
 from seko_serve.fleet.asked_boxes import AskedBoxes
 from seko_serve.fleet.boxes import Answer
-from seko_serve.fleet.directory import BoxFacts
+from seko_serve.fleet.directory import BoxFacts, DirectoryError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import raw_body
 from seko_serve.http.openings import MAX_OPENING_BYTES
@@ -106,7 +107,8 @@ class FleetVideos:
             answers = await self._boxes.all(await self._boxes.known(), path, headers_of(request))
             noted = next((box.name for box, answer in answers if answer.status < 400), "")
             if noted:
-                await directory.note(name, noted)
+                with suppress(DirectoryError):  # the next request looks again
+                    await directory.note(name, noted)
         box = await self._boxes.named(noted)
         if box is None:
             raise ServeError("not_found", "there is no such video, or its box has ended")

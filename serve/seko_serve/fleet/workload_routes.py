@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket
 
 from seko_serve.errors import ServeError
 from seko_serve.fleet.answers import headers_of, link_at, model_of, passed, rewritten, sent_to
-from seko_serve.fleet.asked_boxes import AGAIN_S, AskedBoxes
+from seko_serve.fleet.asked_boxes import AGAIN_S, AskedBoxes, by_artifact
 from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts
 from seko_serve.http.access import Access
@@ -134,10 +134,10 @@ class FleetWorkload:
             try:
                 _, answer = await self._boxes.first(groups[digest], method, path, headers_of(request))
             except ServeError:
-                groups = await self._by_artifact(fresh=True)
-                if digest in groups:
+                asked, groups = groups[digest], await self._by_artifact(fresh=True)
+                if any(box.name in {old.name for old in asked} for box in groups.get(digest, [])):
                     raise
-                continue  # its last box has ended since its row was read
+                continue  # its boxes have ended since their rows were read
             answered.add(digest)
             yield answer
         if not answered:
@@ -145,10 +145,7 @@ class FleetWorkload:
 
     async def _by_artifact(self, *, fresh: bool = False) -> dict[str, list[BoxFacts]]:
         """Return the boxes of this workload that take new sessions, the emptiest first, for each artifact."""
-        groups: dict[str, list[BoxFacts]] = {}
-        for box in await self._boxes.taking(kind=self._workload.kind, fresh=fresh):
-            groups.setdefault(box.digest, []).append(box)
-        return groups
+        return by_artifact(await self._boxes.taking(kind=self._workload.kind, fresh=fresh))
 
     async def _socket_link(self, path: str, request: Request) -> Response:
         """Return a link with the address of one socket at a box, the emptiest; see `ServedWorkload.socket_paths`."""

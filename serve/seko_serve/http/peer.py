@@ -101,7 +101,8 @@ class Peer(ABC):
 
     @abstractmethod
     def _agree(self, kinds: set[str]) -> None:
-        """Choose what is streamed with a peer whose offer has media of these kinds; ServeError if that is nothing."""
+        """Choose what is streamed with a peer whose offer has media of these kinds; ValueError or ServeError if that is
+        nothing."""
 
     @abstractmethod
     def _enter(self) -> None:

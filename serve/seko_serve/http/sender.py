@@ -57,9 +57,8 @@ class Sender(Peer):
         self._news = asyncio.Event()
 
     def _agree(self, kinds: set[str]) -> None:
-        del kinds  # of others than video nothing is heard
         if all(track.kind != "video" for track in self._tracks()):
-            raise ServeError("bad_request", f"the body is no SDP offer that {self.taken}")
+            raise ValueError(kinds)
 
     def _tracks(self) -> list[MediaStreamTrack]:
         return [receiver.track for receiver in self._rtc.getReceivers() if receiver.track is not None]

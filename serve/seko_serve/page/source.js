@@ -85,9 +85,11 @@ export class SourcePlayer {
   // What the page does with sound.
   /** Play; a browser may let nothing be heard until somebody presses something. */
   start() {
+    const { muted } = this.element;
     return this.element.play().catch(({ name, message }) => {
       if (name === "AbortError") return; // a pause came first
-      if (name !== "NotAllowedError" || this.silent) { this.tell({ failed: message }); return; }
+      if (name !== "NotAllowedError" || muted) { this.tell({ failed: message }); return; }
+      if (this.silent) return; // another call plays it
       const heard = () => {
         if (!navigator.userActivation.hasBeenActive) return;
         for (const kind of ["click", "keydown"]) document.removeEventListener(kind, heard);

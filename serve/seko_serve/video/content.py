@@ -280,7 +280,7 @@ class VideoPiece:
         if encoder is None or self._parts is None:
             raise RuntimeError("a chunk was made for a session that nobody watches")
         if track is not None and self._heard is not None:
-            yield from track.encode(self._heard, number, first * track.rate // encoder.fps)
+            yield from track.encode(self._heard, number, int(first * track.rate // self._content.rate))
         count = self._content.frames_of(self._chunk)
         for offset, frame in enumerate(frame for part in self._parts for frame in part[0]):
             packet = encoder.encode(frame)

@@ -493,7 +493,7 @@ find("dock").addEventListener("submit", (event) => {
 
 /** Begin the stream again, with the seed that is written. */
 function beginAgain() {
-  changes.finish();
+  if (connection.isOpen) changes.finish();
   const id = control("restart", { seed: seed() });
   if (id) sent.get(id).seed = seed();
 }
@@ -653,8 +653,10 @@ const gamepads = new Gamepads(pad, (axes) => steer({ axes }));
 const looking = ["video", "source"].map((id) => new Looking(find(id), (moved) => steer({ moved })));
 function heedSight() { // nobody sees it: the row need not run
   if (!begun || sound || recorder || WATCHED) return;
-  if (document.hidden && !paused) { hiddenPause = true; control("pause"); }
-  if (!document.hidden && hiddenPause) goOn();
+  if (document.hidden && !paused) hiddenPause = true;
+  if (!hiddenPause || !connection.isOpen) return; // `ready` of the next socket calls this again
+  if (!document.hidden) goOn();
+  else if (!paused) control("pause");
 }
 document.addEventListener("visibilitychange", heedSight);
 window.addEventListener("pagehide", () => { trying?.abort(); connection?.close(); });
