@@ -66,6 +66,19 @@ def test_keys_come_from_the_line_a_private_file_and_the_environment(tmp_path: Pa
     assert read_keys([first], file, {"SEKO_SERVE_API_KEY": last}) == [first, *KEYS, last]
 
 
+def test_a_credential_of_systemd_is_private_whatever_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(KEYS[0])
+    file.chmod(0o440)  # of a list of access that adds one user
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert read_keys([], file, {}) == [KEYS[0]]
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "other"))
+    with pytest.raises(ValueError, match="mode 0600"):
+        read_keys([], file, {})
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [

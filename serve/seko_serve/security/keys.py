@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -76,9 +77,14 @@ def _tenant(key_digest: str) -> str:
 
 def private_bytes(file: Path, option: str) -> bytes:
     """Return the content of a file that only its owner may read; ValueError if other users may read the file, or if it
-    cannot be read."""
+    cannot be read.
+
+    systemd gives a service's user its credentials by a list of access, which shows as permissions of the group; nobody
+    else reaches their folder.
+    """
     try:
-        if file.stat().st_mode & 0o077:
+        of_systemd = str(file.absolute().parent) == os.environ.get("CREDENTIALS_DIRECTORY")
+        if file.stat().st_mode & 0o077 and not of_systemd:
             raise ValueError(f"{option} {file.name} may be read by other users; give it mode 0600")
         return file.read_bytes()
     except OSError as error:
