@@ -33,6 +33,7 @@ DISTRIBUTIONS = {"./runtime": "runtime", "./kernels": "kernels", ".": ".", "./se
 # Options of docker, rsync, pip, uv, mike, hf, strip, the linker, other servers' benchmarks; and one that stands for how
 # they are spelled.
 FOREIGN = {
+    "--build-arg",
     "--suite",
     "--gpus",
     "--include",

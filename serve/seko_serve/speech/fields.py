@@ -170,7 +170,7 @@ FIELDS = Fields(
 VOICE_FIELDS = Fields(
     Field(
         "name",
-        f"1 to {MAX_NAME_LETTERS} letters without a slash; a voice of this name is replaced",
+        f"1 to {MAX_NAME_LETTERS} letters without a slash, not `default`; a voice of this name is replaced",
         TEXT,
         _name,
     ),

@@ -144,7 +144,7 @@ class VideoContent:
         if self._recording is None:
             raise ServeError(
                 "conflict",
-                "the session is not recorded: open it with record, and read this before another process has it",
+                "the session is not recorded: open it with record, and read this before it goes on from a snapshot",
             )
         try:
             return self._recording.text()
