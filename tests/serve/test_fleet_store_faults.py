@@ -350,9 +350,6 @@ def test_a_store_that_does_not_answer_keeps_no_viewer_out_and_no_row(
             await saved(folder, client, own)
         stays, closes, leaves = clients
         media[0] += (await watch(stays, 1))[0]
-        monkeypatch.setattr(
-            box._manager.saving, "_looked_at", float("inf")
-        )  # nobody looks for old files first
         answers.clear()
         await leaves.drop()
         parked = box._manager.sessions[session_of(leaves)]

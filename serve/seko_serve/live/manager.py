@@ -143,7 +143,9 @@ class SessionManager:
         await self.device.call(self._calibrate)
         if (part := workload.part_of_work()) is not None:
             await self.device.in_parts(part)
-        self._reapers = [asyncio.create_task(self._free_ended()), asyncio.create_task(self._park_alone())]
+        # Apart, as a store that does not answer may hold two of them up.
+        loops = (self._free_ended, self._park_alone, self._remove_old)
+        self._reapers = [asyncio.create_task(loop()) for loop in loops]
 
     async def drain(self) -> None:
         """Refuse new sessions, save all sessions, and close their sockets; a second call does nothing."""
@@ -571,12 +573,17 @@ class SessionManager:
                 except Exception:
                     _LOG.exception("session %s cannot be ended", session.name)
 
+    async def _remove_old(self) -> None:
+        """Remove what the store has of sessions to which nobody came back."""
+        while True:
+            await asyncio.sleep(REAP_S)
+            await self.saving.remove_old(self.sessions)
+
     async def _park_alone(self) -> None:
         """Save the sessions that have been alone for longer than their lease, and free their rows. An error of one
         session does not end the loop."""
         while True:
             await asyncio.sleep(REAP_S)
-            await self.saving.remove_old(self.sessions)
             for session in list(self.sessions.values()):
                 gone = session.alone_since
                 try:
