@@ -101,6 +101,9 @@ def test_what_is_no_artifact_is_never_replaced(tmp_path, replace):
         with pytest.raises(UsageError, match="is no artifact; choose another -o"):
             check_folder_place(tmp_path / name, replace=replace)
     assert (tmp_path / "folder/thesis.txt").read_text() == "years of work"
+    (tmp_path / "folder/manifest.json").write_text('{"manifest_version": 3}')  # of a browser's extension
+    with pytest.raises(UsageError, match="is no artifact"):
+        build(tmp_path / "folder", replace=True)
 
 
 @pytest.mark.parametrize("parent", ["/proc/nowhere", "/proc", "FILE", "FILE/deeper", "/dev/null"])

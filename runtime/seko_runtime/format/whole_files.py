@@ -172,10 +172,22 @@ def check_folder_place(output_path: Path, *, replace: bool) -> None:
     is_artifact = _is_artifact(output_path)
     if is_artifact is None:
         return
-    if not is_artifact:
+    if not is_artifact or not _looks_like_ours(output_path):
         raise UsageError(f"{output_path} exists and is no artifact; choose another -o")
     if not replace:
         raise UsageError(f"{output_path} exists already; choose another -o, or replace it with --force")
+
+
+def _looks_like_ours(folder: Path) -> bool:
+    """Return whether a folder with a manifest.json, which web apps and extensions of browsers have, too, is an artifact
+    or what is left of a damaged one."""
+    if (folder / "engines").is_dir():
+        return True
+    try:
+        manifest = (folder / MANIFEST_FILE).read_bytes()
+    except OSError:  # it has just been replaced, or cannot be read
+        return not (folder / MANIFEST_FILE).is_file()
+    return b'"format_version"' in manifest
 
 
 def _is_artifact(path: Path) -> bool | None:
