@@ -158,6 +158,19 @@ def test_an_output_inside_the_artifact_would_spoil_it(whole_folder: Path, name: 
     assert not (whole_folder / "a.npy").exists()
 
 
+@pytest.mark.parametrize("given", ["--text={}", "--input=pose={}", "--events={}", "--prompts={}"])
+def test_a_run_writes_over_no_file_that_it_reads(
+    whole_folder: Path, tmp_path: Path, given: str, capsys: Said
+) -> None:
+    file, link = tmp_path / "a.npy", tmp_path / "b.npy"
+    file.write_bytes(b"mine")
+    link.symlink_to(file)
+    assert main(["run", str(whole_folder), "-o", str(file), given.format(link)]) == 2
+    said = f"-o {file} is also read, by {given.partition('=')[0]}; choose another place"
+    assert said in capsys.readouterr().err
+    assert file.read_bytes() == b"mine"
+
+
 def test_a_text_beyond_float32_is_refused_without_a_warning(
     whole_folder: Path, tmp_path: Path, capsys: Said
 ) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from seko_runtime import open_artifact, read_manifest
 from seko_runtime.cli.output import Report, note, show, show_failure
@@ -73,8 +75,28 @@ def run(options: argparse.Namespace) -> Report:
         raise UsageError(
             f"-o {options.output} lies inside the artifact, which it would spoil; choose another place"
         )
+    _check_spares_inputs(options)
     manifest, _ = read_manifest(options.artifact, trust=options.trust)
     return command_of(manifest.workload.kind, options).run(options, manifest)
+
+
+def _check_spares_inputs(options: argparse.Namespace) -> None:
+    """Raise a UsageError if a run would write over a file that it reads."""
+    goals = {"output": "-o", "save_voice": "--save-voice"}
+    for name, goal in goals.items():
+        written = getattr(options, name, None)
+        if written is None or written == STDOUT or not os.path.isfile(written):
+            continue
+        for other, value in vars(options).items():
+            for given in value if isinstance(value, list) else [value]:
+                # `--input` and `--control` have NAME=FILE.
+                files = [str(given), str(given).partition("=")[2]] if isinstance(given, str | Path) else []
+                if other not in goals and any(
+                    os.path.isfile(f) and os.path.samefile(f, written) for f in files
+                ):
+                    raise UsageError(
+                        f"{goal} {written} is also read, by --{other.replace('_', '-')}; choose another place"
+                    )
 
 
 def verify(options: argparse.Namespace) -> Report:
