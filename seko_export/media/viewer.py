@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.checkpoints.json_files import read_json_object
+from seko_runtime.arguments import shown
 from seko_runtime.video.manifest import MAX_EXAMPLES, Viewer, ViewerPicture
 
 VIEWER_FILE = "viewer.json"  # beside a checkpoint
@@ -28,7 +29,7 @@ class ViewerFiles:
 
 def read_viewer(file: Path) -> ViewerFiles:
     """Read a JSON file such as ``{"help": "...", "prompts": ["..."], "pictures": [{"file": "a.png", "caption":
-    "..."}]}``. Each of the three may be left out; a picture's path is relative to the JSON file.
+    "..."}]}``. Each of the three may be left out; a picture lies in the JSON file's folder or below it.
 
     Raises
     ------
@@ -44,7 +45,14 @@ def read_viewer(file: Path) -> ViewerFiles:
         if not isinstance(entry, dict):
             raise NotACheckpointError(f'{where} is no object, expected {{"file": "...", "caption": "..."}}')
         _check_keys(entry, {"file", "caption"}, where)
-        path = file.parent / _text(entry.get("file"), f"{where}.file")
+        named = PurePath(_text(entry.get("file"), f"{where}.file"))
+        if (
+            named.is_absolute() or ".." in named.parts
+        ):  # else a strange checkpoint could take any picture along
+            raise NotACheckpointError(
+                f"{where}: {shown(str(named))} lies elsewhere; copy it into the folder of {file.name}"
+            )
+        path = file.parent / named
         pictures.append(
             ViewerPicture(
                 f"viewer/{number}.{_suffix(path, where)}", _text(entry.get("caption", ""), f"{where}.caption")

@@ -54,6 +54,11 @@ def test_pictures_are_copied_under_names_of_the_artifact(tmp_path: Path) -> None
         ({"pictures": [{"caption": "a"}]}, r"pictures\[0\].file holds no text"),
         ({"pictures": [{"file": "b.png", "alt": "a"}]}, r"pictures\[0\] has 'alt', expected caption, file"),
         ({"pictures": [{"file": "none.png"}]}, "none.png does not exist"),
+        (
+            {"pictures": [{"file": "/b.png"}]},
+            "'/b.png' lies elsewhere; copy it into the folder of viewer.json",
+        ),
+        ({"pictures": [{"file": "x/../../b.png"}]}, "lies elsewhere"),
         ({"pictures": [{"file": "large.png"}]}, f"at most {MAX_PICTURE_BYTES} are taken; scale it down"),
         ({"pictures": [{"file": "word.png"}]}, "neither PNG nor JPEG; convert it"),
     ],
