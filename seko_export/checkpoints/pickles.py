@@ -56,6 +56,8 @@ def open_pt(path: Path, layout: Layout) -> OpenedFiles:
     content = _load_pt(path, layout)
     table = content if isinstance(content, dict) else {}
     entries = [name for name in layout.entries if name in table and not isinstance(table[name], torch.Tensor)]
+    # Trainers that keep no average write an empty one.
+    entries = [name for name in entries if table[name] is not None and table[name] != {}] or entries
     entry = layout.entry or next(iter(entries), None)
     if layout.entry is not None and layout.entry not in table:
         has = f"it has {' and '.join(entries)}" if entries else "it has none"

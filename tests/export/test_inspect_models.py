@@ -105,6 +105,16 @@ def test_the_entry_that_a_build_takes_is_told(tmp_path: Path, monkeypatch: pytes
     assert any("--entry generator_ema" in note for note in report["notes"])
 
 
+@pytest.mark.parametrize("average", [{}, None])
+def test_an_average_that_is_empty_is_not_the_model(tmp_path: Path, average: object) -> None:
+    write_random_checkpoint(tmp_path / "random.pt", TINY, format="self-forcing", seed=0)
+    weights = torch.load(tmp_path / "random.pt")["generator"]
+    torch.save({"generator_ema": average, "generator": weights}, tmp_path / "tiny.pt")
+    report = inspect(tmp_path / "tiny.pt")
+    assert (report["family"], report["part"]) == ("wan", "generator")
+    assert not any("--entry" in note for note in report["notes"])
+
+
 def test_presets_are_listed() -> None:
     done = CliRunner().invoke(main, ["presets"], standalone_mode=False)
     assert done.exception is None
