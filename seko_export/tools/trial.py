@@ -32,7 +32,6 @@ from seko_export.media.viewer import read_viewer
 from seko_export.options.asked import workload_asked
 from seko_export.options.checks import check_files
 from seko_export.options.declaration import BuildOptions
-from seko_export.options.resolve import resolve_build
 from seko_export.options.resolved import ResolvedBuild
 from seko_runtime.errors import ArtifactError
 from seko_runtime.errors import UsageError as RuntimeUsageError
@@ -80,13 +79,13 @@ def try_artifact(
     ExportError
         If the build of the artifact fails, with the errors of `seko_export.build`.
     """
-    workload = workload_asked(options).name
-    if workload != ModelConfig.workload:
+    workload = workload_asked(options)
+    if workload.name != ModelConfig.workload:
         raise UsageError(
-            f"try makes video: build a {workload} model with `seko-export build`, and run it with seko-run"
+            f"try makes video: build a {workload.name} model with `seko-export build`, and run it with seko-run"
         )
     check_files(options)
-    resolved = resolve_build(options)
+    resolved = workload.resolve_options(options)
     _check_run(resolved.config, run_options, serves=serves)
     home = _own_home()
     folder = home / _key(options, resolved)

@@ -62,6 +62,9 @@ def test_it_is_built_again_only_if_something_changed(tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere.safetensors"
     moved.write_bytes(file.read_bytes())
     assert tried(checkpoint=moved) == (first, False)  # the same bytes by another name
+    assert tried(fit="64GB") == (first, False)
+    with pytest.raises(BuildUsageError, match="--fit 1MB"):
+        tried(fit="1MB")
     others = [
         tried(kv="fp4"),
         tried(height=32),
