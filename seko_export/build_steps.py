@@ -24,7 +24,7 @@ from seko_export.checkpoints.load import Checkpoint
 from seko_export.checkpoints.sources import AS_STORED, LoadOptions, MergedLora
 from seko_export.config.build import BuildConfig
 from seko_export.engines.key import ENGINES_FOLDER
-from seko_export.errors import NumericError
+from seko_export.errors import MachineError, NumericError
 from seko_export.families.model_files import load_checkpoint
 from seko_export.families.registry import family_of, graph_of
 from seko_export.host import environment
@@ -212,8 +212,7 @@ def _verify(command: tuple[str, ...]) -> dict[str, Any]:
     done = run_child(*command)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        raise NumericError(
-            f"the new artifact does not verify (exit code {done.returncode}): {last_line(done)}"
-        )
+        fault = MachineError if done.returncode == MachineError.exit_code else NumericError
+        raise fault(f"the new artifact does not verify (exit code {done.returncode}): {last_line(done)}")
     report: dict[str, Any] = json.loads(lines[-1])
     return report

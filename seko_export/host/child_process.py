@@ -28,7 +28,7 @@ def run_child(module: str, *arguments: str, shown: bool = False) -> subprocess.C
     environ.pop(TRUST_VARIABLE, None)  # what is being built cannot be signed yet
     # -P: the current directory is no place to import from.
     command = [sys.executable, "-P", "-m", module, *arguments]
-    return subprocess.run(
+    done = subprocess.run(
         command,
         stdout=subprocess.PIPE,
         stderr=None if shown else subprocess.PIPE,
@@ -36,6 +36,9 @@ def run_child(module: str, *arguments: str, shown: bool = False) -> subprocess.C
         check=False,
         env=environ,
     )
+    if done.returncode < 0:
+        done.returncode = 128 - done.returncode  # as a shell says it, and Seko's commands
+    return done
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
