@@ -75,6 +75,9 @@ _TYPES: dict[str, Any] = {
     "Path | None": click.Path(path_type=Path),
 }
 output_option = partial(click.option, cls=GroupedOption, group=Group.OUTPUT)
+room_option = output_option(
+    "--no-room-check", is_flag=True, help="Begin even if memory or disk seem too small."
+)
 
 
 @click.command(cls=GroupedCommand, short_help="Build an artifact from a checkpoint, or of the sample model.")
@@ -89,7 +92,7 @@ output_option = partial(click.option, cls=GroupedOption, group=Group.OUTPUT)
     help="The artifact's folder.",
 )
 @output_option("--force", is_flag=True, help="Replace an artifact that is already there.")
-@output_option("--no-room-check", is_flag=True, help="Begin even if memory or disk seem too small.")
+@room_option
 @json_option
 @help_all_option
 def build(
@@ -147,6 +150,7 @@ def build(
     "--video", type=click.Path(path_type=Path), help="With --strength: the video to turn into another one."
 )
 @output_option("--serve", common=True, is_flag=True, help="Run the page of seko-serve instead.")
+@room_option
 @json_option
 @help_all_option
 def try_command(
@@ -159,6 +163,7 @@ def try_command(
     last_image: Path | None,
     video: Path | None,
     serve: bool,
+    no_room_check: bool,
     as_json: bool,
     **asked: Any,
 ) -> None:
@@ -177,7 +182,7 @@ def try_command(
         raise UsageError(f"--serve: the page asks for these itself: leave out {', '.join(options_of_video)}")
     check_shown(None if serve else output, pictures, video)
     with shown_progress() as tell:
-        build_it = partial(seko_export.build, progress=tell, note=note)
+        build_it = partial(seko_export.build, room_check=not no_room_check, progress=tell, note=note)
         artifact, built = try_artifact(
             options_of(checkpoint, **asked), build_it, options_of_video, serves=serve
         )
@@ -185,7 +190,7 @@ def try_command(
     if serve:
         note(f"{artifact}: {how}")
         click.get_current_context().exit(serve_page(artifact))
-    words = [word for option, value in options_of_video.items() for word in (option, str(value))]
+    words = [f"{option}={value}" for option, value in options_of_video.items()]
     report = write_video(artifact, output, words)
     report |= {"artifact": str(artifact), "built": built}
     answer(report, as_json, f"artifact  {artifact}  ({how})", f"video     {output}")

@@ -219,7 +219,7 @@ def write_video(artifact: Path, output: Path, run_options: Iterable[str] = ()) -
         If ``seko-run run`` fails, with its exit code; a RunError if it has stated why.
     """
     done = run_child(
-        "seko_runtime", "run", str(artifact), "-o", str(output), *run_options, "--json", shown=True
+        "seko_runtime", "run", str(artifact), f"--output={output}", *run_options, "--json", shown=True
     )
     lines = done.stdout.strip().splitlines()
     report: dict[str, Any] = json.loads(lines[-1]) if lines else {}
