@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from seko_export.errors import UsageError
-from seko_runtime.format.disk_faults import check_space
+from seko_runtime.format.disk_faults import check_space, disk_faults
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from seko_runtime.format.tar_format import END, member_header, padding, tar_bytes
-from seko_runtime.format.whole_files import is_inside, whole_file
+from seko_runtime.format.whole_files import check_file_place, is_inside, whole_file
 from seko_runtime.opening.artifact import check_artifact
 
 WRITE_BYTES = 4 << 20
@@ -56,12 +56,15 @@ def pack_artifact(folder: Path, output_path: Path, *, replace: bool = False) -> 
         raise UsageError(
             f"-o {output_path} lies inside the artifact, which it would spoil; choose another place"
         )
+    check_file_place(output_path, replace=replace)  # hashing takes long
     checked = check_artifact(folder, fits_here=False)
     size = tar_bytes(checked.document, checked.signature, checked.manifest.files)
     contents = {path: checked.files[path] for path in sorted(checked.files)}
     heads = {MANIFEST_FILE: checked.document}
     if checked.signature is not None:
         heads[SIGNATURE_FILE] = checked.signature
+    with disk_faults(output_path):
+        output_path.absolute().parent.mkdir(parents=True, exist_ok=True)
     with whole_file(output_path, replace=replace) as file:
         check_space(output_path.absolute().parent, size)
         for path, head in heads.items():

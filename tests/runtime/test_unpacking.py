@@ -153,8 +153,10 @@ def test_an_artifact_that_does_not_check_is_not_packed(folder, tmp_path):
 def test_what_is_there_is_not_replaced(folder, packed, tmp_path):
     (tmp_path / "a.tar").write_bytes(packed)
     with pytest.raises(errors.UsageError, match="exists already"):
-        pack_artifact(folder, tmp_path / "a.tar")
+        pack_artifact(tmp_path / "none", tmp_path / "a.tar")  # before anything is read
     pack_artifact(folder, tmp_path / "a.tar", replace=True)
+    pack_artifact(folder, tmp_path / "new/folder/a.tar")
+    assert (tmp_path / "new/folder/a.tar").read_bytes() == packed
     (tmp_path / "there").mkdir()
     for force in (False, True):
         with pytest.raises(errors.UsageError, match="exists and is no artifact"):

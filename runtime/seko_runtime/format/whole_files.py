@@ -132,18 +132,18 @@ def whole_file(
             yield file
 
 
-def check_file_place(output_path: Path) -> None:
+def check_file_place(output_path: Path, *, replace: bool = True) -> None:
     """Raise an error if a file cannot be made or replaced at ``output_path``, as far as that can be known before.
 
     Raises
     ------
     UsageError
-        If the path exists and is not a regular file.
+        If the path exists and is not a regular file, or must not be replaced.
     DiskError
         If the folder, or its nearest existing parent, cannot be written.
     """
     output_path = output_path.absolute()
-    _check_file_path(output_path, replace=True)
+    _check_file_path(output_path, replace=replace)
     check_writable(output_path)
 
 
