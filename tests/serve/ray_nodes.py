@@ -39,13 +39,28 @@ def cluster() -> Iterator[Any]:
         settings["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"  # as `seko-serve fleet` sets it
         for name, value in {**ENVIRONMENT, **settings}.items():
             patch.setenv(name, value)
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-        for number in range(2):
-            cluster.add_node(num_cpus=2, num_gpus=1, resources={f"box-{number}": 1})
+        cluster = started(Cluster)
         ray.init(cluster.address, namespace=NAMESPACE, log_to_driver=False)
         yield cluster
         ray.shutdown()
         cluster.shutdown()
+
+
+def started(kind: Any) -> Any:
+    """Return a cluster of three nodes. Ray gives a node's agents 15 s to start, however busy the machine is."""
+    for attempt in range(3):
+        cluster = kind()
+        try:
+            cluster.add_node(num_cpus=2, include_dashboard=False)
+            for number in range(2):
+                cluster.add_node(num_cpus=2, num_gpus=1, resources={f"box-{number}": 1})
+        except Exception as error:  # Ray has no class for it
+            cluster.shutdown()
+            if attempt == 2 or "timed out during startup" not in str(error):
+                raise
+        else:
+            return cluster
+    raise AssertionError
 
 
 @pytest.fixture(scope="module")
