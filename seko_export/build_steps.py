@@ -23,7 +23,6 @@ from seko_export.backends.workers import compiled_in_background
 from seko_export.checkpoints.load import Checkpoint
 from seko_export.checkpoints.sources import AS_STORED, LoadOptions, MergedLora
 from seko_export.config.build import BuildConfig
-from seko_export.engines.key import ENGINES_FOLDER
 from seko_export.errors import MachineError, NumericError
 from seko_export.families.model_files import load_checkpoint
 from seko_export.families.registry import family_of, graph_of
@@ -34,7 +33,7 @@ from seko_export.host.progress import Progress, silent
 from seko_export.media.sources import MediaSources
 from seko_export.workloads.base import BuildResult
 from seko_export.workloads.registry import workload_of
-from seko_runtime.format.manifest import MANIFEST_FILE, Manifest, Weight
+from seko_runtime.format.manifest import ENGINES_FOLDER, MANIFEST_FILE, Manifest, Weight
 from seko_runtime.format.whole_files import check_folder_place, whole_folder
 from seko_runtime.host.faults import fault_text
 

@@ -21,12 +21,13 @@ from pathlib import Path
 
 from seko_export.backends.base import EngineMaker, ExportBackend
 from seko_export.config.build import BuildConfig
-from seko_export.engines.key import ENGINES_FOLDER, engine_file
+from seko_export.engines.key import engine_file
 from seko_export.errors import ExportError, MachineError
 from seko_export.families.registry import graph_of
 from seko_export.host.gpu_memory import lacks_gpu_memory, release_gpu_memory
 from seko_export.host.progress import Progress
 from seko_export.host.workshop import workshop
+from seko_runtime.format.manifest import ENGINES_FOLDER
 from seko_runtime.host.end_signals import held_signals
 from seko_runtime.host.faults import fault_text, told_by_the_system
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-ENGINES_FOLDER = "engines"
+from seko_runtime.format.manifest import ENGINES_FOLDER
 
 
 @dataclass(frozen=True)

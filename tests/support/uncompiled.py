@@ -22,12 +22,13 @@ from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.backends.workers import make_engine
 from seko_export.cli.commands import main as seko_export
 from seko_export.config.build import BuildConfig
-from seko_export.engines.key import ENGINES_FOLDER, engine_file
+from seko_export.engines.key import engine_file
 from seko_export.families.registry import graph_of
 from seko_export.host import environment
 from seko_export.host.child_process import run_child
 from seko_export.host.progress import Progress
 from seko_runtime.cli.commands import main as seko_run
+from seko_runtime.format.manifest import ENGINES_FOLDER
 from tests.conftest import Built
 
 PROGRAMS_KEPT = 128

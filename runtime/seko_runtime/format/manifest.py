@@ -16,6 +16,7 @@ from seko_runtime.format.records import Limit, Mark, OneOf, Within
 FORMAT_VERSION = 1  # the only format version so far
 GPU_SEPARATOR = "-"  # separator between the GPUs of a `Target.arch`
 MANIFEST_FILE = "manifest.json"
+ENGINES_FOLDER = "engines"
 # file beside the manifest, which the manifest cannot list because it signs the manifest
 SIGNATURE_FILE = "manifest.sig"
 DTYPE_BYTES = {

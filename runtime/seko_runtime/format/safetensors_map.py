@@ -133,7 +133,7 @@ def map_header(data: memoryview, size: int, file: str) -> dict[str, MappedTensor
         if tensor.offset != end:
             raise ArtifactError(
                 f"{file}: tensor {tensor.name} begins at byte {tensor.offset}, expected {end}: "
-                f"tensors must neither overlap nor leave holes"
+                "tensors must neither overlap nor leave holes"
             )
         end += tensor.nbytes
     if end != size:

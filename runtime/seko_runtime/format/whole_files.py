@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from seko_runtime.errors import UsageError
 from seko_runtime.format.disk_faults import disk_faults, unwritable
-from seko_runtime.format.manifest import MANIFEST_FILE
+from seko_runtime.format.manifest import ENGINES_FOLDER, MANIFEST_FILE
 from seko_runtime.format.own_folders import make_own_folder, remove_own_folder, sweep
 from seko_runtime.format.renames import exchange, rename_new
 
@@ -181,7 +181,7 @@ def check_folder_place(output_path: Path, *, replace: bool) -> None:
 def _looks_like_ours(folder: Path) -> bool:
     """Return whether a folder with a manifest.json, which web apps and extensions of browsers have, too, is an artifact
     or what is left of a damaged one."""
-    if (folder / "engines").is_dir():
+    if (folder / ENGINES_FOLDER).is_dir():
         return True
     try:
         manifest = (folder / MANIFEST_FILE).read_bytes()
