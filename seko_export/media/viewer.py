@@ -46,9 +46,8 @@ def read_viewer(file: Path) -> ViewerFiles:
             raise NotACheckpointError(f'{where} is no object, expected {{"file": "...", "caption": "..."}}')
         _check_keys(entry, {"file", "caption"}, where)
         named = PurePath(_text(entry.get("file"), f"{where}.file"))
-        if (
-            named.is_absolute() or ".." in named.parts
-        ):  # else a strange checkpoint could take any picture along
+        # A strange checkpoint could take any picture of the machine along.
+        if named.is_absolute() or ".." in named.parts:
             raise NotACheckpointError(
                 f"{where}: {shown(str(named))} lies elsewhere; copy it into the folder of {file.name}"
             )

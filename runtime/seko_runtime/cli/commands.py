@@ -83,20 +83,21 @@ def run(options: argparse.Namespace) -> Report:
 def _check_spares_inputs(options: argparse.Namespace) -> None:
     """Raise a UsageError if a run would write over a file that it reads."""
     goals = {"output": "-o", "save_voice": "--save-voice"}
+    read = [
+        (f"--{name.replace('_', '-')}", file)
+        for name, value in vars(options).items()
+        for given in (value if isinstance(value, list) else [value])
+        if name not in goals and isinstance(given, str | Path)
+        for file in (str(given), str(given).partition("=")[2])  # `--input` and `--control` have NAME=FILE
+        if os.path.isfile(file)
+    ]
     for name, goal in goals.items():
         written = getattr(options, name, None)
         if written is None or written == STDOUT or not os.path.isfile(written):
             continue
-        for other, value in vars(options).items():
-            for given in value if isinstance(value, list) else [value]:
-                # `--input` and `--control` have NAME=FILE.
-                files = [str(given), str(given).partition("=")[2]] if isinstance(given, str | Path) else []
-                if other not in goals and any(
-                    os.path.isfile(f) and os.path.samefile(f, written) for f in files
-                ):
-                    raise UsageError(
-                        f"{goal} {written} is also read, by --{other.replace('_', '-')}; choose another place"
-                    )
+        for option, file in read:
+            if os.path.samefile(file, written):
+                raise UsageError(f"{goal} {written} is also read, by {option}; choose another place")
 
 
 def verify(options: argparse.Namespace) -> Report:

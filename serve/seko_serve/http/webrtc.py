@@ -67,7 +67,7 @@ class WebRtcRoutes(RouteFamily):
                 Route(f"/v1/sessions/{{name}}/{way}", partial(self._enter, way), methods=["POST"]),
                 Route(
                     f"/v1/sessions/{{name}}/{way}/{{peer}}",
-                    partial(self._entered, way),
+                    partial(self._of_peer, way),
                     methods=["PATCH", "DELETE"],
                 ),
             )
@@ -108,7 +108,7 @@ class WebRtcRoutes(RouteFamily):
         self._access.count_socket(request)
         return await self._answer(way, request, session, await _body(request, SDP))
 
-    async def _entered(self, way: str, request: Request) -> Response:
+    async def _of_peer(self, way: str, request: Request) -> Response:
         """Change or end the connection of a peer, at the address that it was given: another may have come since."""
         name, peer = request.path_params["name"], request.path_params["peer"]
         session = self._manager.find(name, self._access.tenant(request))
