@@ -69,8 +69,8 @@ def test_it_is_built_verified_and_run(
 
     assert run("last", "one.npy") == 0
     assert json.loads(capsys.readouterr().out)["chunks"] == 2
-    assert run("other", "other.npy") == 0
-    video, other_video = (np.load(tmp_path / f"{name}.npy") for name in ("one", "other"))
+    assert run("other", "two.npy") == 0
+    video, other_video = (np.load(tmp_path / f"{name}.npy") for name in ("one", "two"))
     assert np.isfinite(video).all()
     assert not np.array_equal(video, other_video)
     capsys.readouterr()
