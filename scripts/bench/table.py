@@ -32,6 +32,7 @@ PLAIN_BLOCK = re.compile(r"(?P<head><!-- plain:(?P<name>\w+) -->\n).*?(?P<foot><
 
 LARGE = "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21"
 HUGE = "S5: wan-14b, 480x832, chunk 3, ring 21"
+FLASHDREAMS = "beside flashdreams 0.1.0"
 SMALL = "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12"
 WORLD = "lingbot-v2-fast, 480x832, chunk 4, ring 12, sink 6, fp4 cache, fp8 matmuls, resident window"
 FAST_14B = f"{HUGE}, B=1, fp4_fp8_resident, context reuse, past share 0.4, Wan VAE"
@@ -44,29 +45,15 @@ FIT = "self-forcing-1.3b, --chunk-frames 3 --sink-frames 1 --ring-frames 21 --pa
 FigureLine = tuple[str, str, tuple[tuple[str, str, str], ...]]
 FIGURES: tuple[FigureLine, ...] = (
     (
-        "time of a pass of the 1.3B model, exact cache; by hand = 1",
+        "time of a chunk of the 1.3B model, exact cache; flashdreams = 1",
         "{:.2f}",
-        (("h200", "s1_exact_vs_b3", f"{LARGE}, exact"),),
+        (("h200", "s1_vs_flashdreams", f"{LARGE}, exact, {FLASHDREAMS}"),),
     ),
     (
-        "the same over an FP4 cache",
+        "the same over an FP4 cache, with fp8 matmuls and cached frames held in 8 bits during a chunk "
+        "(`--fp8 --resident-window`)",
         "{:.2f}",
-        (("h200", "s1_fp4_vs_b3", f"{LARGE}, fp4"),),
-    ),
-    (
-        "the same with fp8 matmuls and cached frames held in 8 bits during a chunk (`--fp8 --resident-window`)",
-        "{:.2f}",
-        (("h200", "s1_fp4_fp8_vs_b3", f"{LARGE}, fp4_fp8_resident"),),
-    ),
-    (
-        "the last line for the 14B model",
-        "{:.2f}",
-        (("h200", "s5_fp4_fp8_vs_b3", f"{HUGE}, fp4_fp8_resident"),),
-    ),
-    (
-        "time of a chunk with its video frames by Wan's VAE, 1.3B, same options; by hand with an eager VAE = 1",
-        "{:.2f}",
-        (("h200", "e2e_s1_vs_b3", f"{LARGE}, 12 video frames, fp4_fp8_resident"),),
+        (("h200", "s1_vs_flashdreams", f"{LARGE}, fp4_fp8_resident, {FLASHDREAMS}"),),
     ),
     (
         "sessions of the 1.3B model that fit on the GPU, without VAE and text encoder, a cache for each of "
@@ -97,6 +84,11 @@ ABSOLUTE: tuple[Shown, ...] = (
         ("h200", "first_frame_s", "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4, Wan VAE"),
     ),
     (
+        "seconds from the start of a process to its first chunk; flashdreams, which compiles then",
+        lambda row: f"{row['own']['cold_s']:.1f}; {row['peer']['cold_s']:.0f}",
+        ("h200", "cold_vs_flashdreams", f"{LARGE}, fp4_fp8_resident, {FLASHDREAMS}"),
+    ),
+    (
         "GB of KV cache a session; exact cache",
         lambda row: f"{row['engine_kv_bytes'] / 1e9:.1f}; {row['peer_kv_bytes'] / 1e9:.1f}",
         ("h200", "s1_fp4_fp8_vs_b3", f"{LARGE}, fp4_fp8_resident"),
@@ -104,6 +96,31 @@ ABSOLUTE: tuple[Shown, ...] = (
 )
 # What docs/performance.md says in its first table besides.
 MORE: tuple[FigureLine, ...] = (
+    (
+        "time of a pass of the 1.3B model, exact cache; by hand = 1",
+        "{:.2f}",
+        (("h200", "s1_exact_vs_b3", f"{LARGE}, exact"),),
+    ),
+    (
+        "the same over an FP4 cache",
+        "{:.2f}",
+        (("h200", "s1_fp4_vs_b3", f"{LARGE}, fp4"),),
+    ),
+    (
+        "the same with fp8 matmuls and cached frames held in 8 bits during a chunk (`--fp8 --resident-window`)",
+        "{:.2f}",
+        (("h200", "s1_fp4_fp8_vs_b3", f"{LARGE}, fp4_fp8_resident"),),
+    ),
+    (
+        "the last line for the 14B model",
+        "{:.2f}",
+        (("h200", "s5_fp4_fp8_vs_b3", f"{HUGE}, fp4_fp8_resident"),),
+    ),
+    (
+        "time of a chunk with its video frames by Wan's VAE, 1.3B, same options; by hand with an eager VAE = 1",
+        "{:.2f}",
+        (("h200", "e2e_s1_vs_b3", f"{LARGE}, 12 video frames, fp4_fp8_resident"),),
+    ),
     (
         "seconds until the first chunk of the 1.3B model over an FP4 cache, after torch was imported",
         "{:.1f}",
@@ -174,13 +191,8 @@ MISSED: tuple[FigureLine, ...] = (
         (("h200", "s3_vs_eager", f"{SMALL}, fp4_fp8"),),
     ),
     (
-        "the 5B model (704x1280, chunk 8, window 24): time of a pass, FP4 cache, fp8 matmuls, resident window; "
-        "by hand = 1",
-        "{:.3f}",
-        (("h200", "s6_fp4_fp8_vs_b3", "S6: wan-5b, 704x1280, chunk 8, sink 8, ring 24, fp4_fp8_resident"),),
-    ),
-    (
-        "seconds of video in a second, the 5B model (704x1280, 24 frames a second), same options, with its own VAE",
+        "seconds of video in a second, the 5B model (704x1280, 24 frames a second; FP4 cache, fp8 matmuls, resident "
+        "window), with its own VAE",
         "{:.2f}",
         (
             (
@@ -359,7 +371,8 @@ def measured(row: dict[str, Any]) -> str:
     """
     marks = json.loads((BENCHMARKS / "dated.json").read_text(encoding="utf-8"))
     commit = row.get("commit") or ""
-    when = f"{row['date']} {commit}".strip()
+    shown = commit[:12] + "+" * commit.endswith("+")
+    when = f"{row['date']} {shown}".strip()
     for mark in marks["by_figure"]:
         named = any(fnmatchcase(row["figure"], pattern) for pattern in mark["figures"])
         if named and fnmatchcase(row["shape"], mark["shapes"]) and row["date"] <= mark["until"]:
@@ -419,7 +432,7 @@ def absolute_lines() -> str:
 
 
 def dated_lines() -> str:
-    """The first table of docs/performance.md: README's figures and two more, and when each was measured."""
+    """The first table of docs/performance.md: README's figures and more, and when each was measured."""
     newest = newest_rows()
     lines = []
     for text, form, sources in (*FIGURES, *MORE):
