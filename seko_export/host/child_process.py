@@ -10,6 +10,7 @@ import sys
 from seko_export.host.compiler_cache import CACHE_VARIABLE, private_cache
 from seko_runtime.format.trust import TRUST_VARIABLE
 
+ENDING_S = 90.0  # seconds for a child to end by itself, as docs/serving.md has systemd give a server
 _CRASH = "Current thread"  # begins the line before a crashed thread's frames, the innermost first
 
 
@@ -19,6 +20,8 @@ def run_child(module: str, *arguments: str, shown: bool = False) -> subprocess.C
     If ``shown`` is true, the child's stderr goes to the stderr of this process. If native code ends the child process
     by a signal, Python writes the place in the code to stderr. Python's hashes of strings are the same in every child
     process, so that sets have the same order and equal builds give equal bytes.
+
+    If a signal interrupts the wait, the child is asked to end, and killed only if it takes longer than `ENDING_S`.
     """
     environ = os.environ | {
         "PYTHONHASHSEED": "0",
@@ -28,14 +31,19 @@ def run_child(module: str, *arguments: str, shown: bool = False) -> subprocess.C
     environ.pop(TRUST_VARIABLE, None)  # what is being built cannot be signed yet
     # -P: the current directory is no place to import from.
     command = [sys.executable, "-P", "-m", module, *arguments]
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=None if shown else subprocess.PIPE,
-        text=True,
-        check=False,
-        env=environ,
-    )
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=None if shown else subprocess.PIPE, text=True, env=environ
+    ) as child:
+        try:
+            out, err = child.communicate()
+        except BaseException:
+            child.terminate()
+            try:
+                child.communicate(timeout=ENDING_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+            raise
+    done = subprocess.CompletedProcess(command, child.returncode, out, err)
     if done.returncode < 0:
         done.returncode = 128 - done.returncode  # as a shell says it, and Seko's commands
     return done

@@ -9,7 +9,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -218,9 +218,10 @@ def write_video(artifact: Path, output: Path, run_options: Iterable[str] = ()) -
     ExportError
         If ``seko-run run`` fails, with its exit code; a RunError if it has stated why.
     """
-    done = run_child(
-        "seko_runtime", "run", str(artifact), f"--output={output}", *run_options, "--json", shown=True
-    )
+    with _kept(artifact):
+        done = run_child(
+            "seko_runtime", "run", str(artifact), f"--output={output}", *run_options, "--json", shown=True
+        )
     lines = done.stdout.strip().splitlines()
     report: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     if done.returncode:
@@ -235,7 +236,18 @@ def write_video(artifact: Path, output: Path, run_options: Iterable[str] = ()) -
 
 def serve_page(artifact: Path) -> int:
     """Serve an artifact's page until a signal ends it; returns the exit code."""
-    return run_child(SERVER, str(artifact), shown=True).returncode
+    with _kept(artifact):
+        return run_child(SERVER, str(artifact), shown=True).returncode
+
+
+@contextlib.contextmanager
+def _kept(artifact: Path) -> Iterator[None]:
+    """Have the sentence about an interruption say that the artifact stays; what else stays, the child says."""
+    try:
+        yield
+    except KeyboardInterrupt as ended:
+        ended.add_note(f"{artifact} is kept")
+        raise
 
 
 def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild]) -> str:

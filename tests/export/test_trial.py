@@ -23,7 +23,7 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.media.viewer import VIEWER_FILE
 from seko_export.options.declaration import BuildOptions
 from seko_export.tools import trial
-from seko_export.tools.trial import check_shown, try_artifact, write_video
+from seko_export.tools.trial import check_shown, serve_page, try_artifact, write_video
 from seko_runtime.errors import InputFileError, UsageError
 from seko_runtime.format.manifest import MANIFEST_FILE
 from tests.export.media_files import write_vae
@@ -315,6 +315,17 @@ def test_a_video_of_an_artifact(small_artifact: Path, tmp_path: Path) -> None:
         write_video(small_artifact, tmp_path / "more.npy", ["--chunks", "0"])
     assert caught.value.exit_code == 2
     assert isinstance(caught.value, RunError)
+
+
+def test_an_interrupted_run_leaves_the_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trial, "run_child", interrupted)
+    for run in (lambda: write_video(tmp_path, tmp_path / "video.npy"), lambda: serve_page(tmp_path)):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            run()
+        assert str(tmp_path) in caught.value.__notes__[-1]
 
 
 def test_a_failed_run_says_why_once(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import tempfile
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,3 +92,32 @@ def test_a_child_that_crashes_says_where(tmp_path: Path, monkeypatch: pytest.Mon
     done = run_child("crashes")
     assert done.returncode == 128 + signal.SIGSEGV
     assert "ctypes" in last_line(done) or "in dive" in last_line(done)
+
+
+def test_an_interrupted_process_lets_its_child_end_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal reaches this process alone, as that of a supervisor does."""
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    (tmp_path / "waiting.py").write_text(
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from seko_runtime.host.end_signals import until_ended\n"
+        "def wait():\n"
+        "    Path(sys.argv[1]).touch()\n"
+        "    time.sleep(600)\n"
+        "until_ended(wait, Path(sys.argv[2]).write_text)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+    def interrupt() -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_child("waiting", str(begun), str(ended))
+    thread.join()
+    assert ended.read_text()
