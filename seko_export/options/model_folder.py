@@ -51,6 +51,8 @@ class ModelFolder:
         LoRAs, which only `--lora` merges.
     unknown : tuple of Path
         Weight files that hold none of these models.
+    refusals : tuple of str
+        Why weights are no transformer, if the folder has none.
     """
 
     checkpoint: Path | None = None
@@ -62,6 +64,7 @@ class ModelFolder:
     audio_adapter: Path | None = None
     loras: tuple[Path, ...] = ()
     unknown: tuple[Path, ...] = ()
+    refusals: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
@@ -88,7 +91,10 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
     if options.model_folder is None:
         return options, ()
     files = find_files(
-        options.model_folder, transformer=options.checkpoint is None, adapter=options.audio_adapter
+        options.model_folder,
+        transformer=options.checkpoint is None,
+        entry=options.entry,
+        adapter=options.audio_adapter,
     )
     checkpoint = options.checkpoint or files.checkpoint
     if checkpoint is None:
@@ -96,6 +102,7 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
             f"--model-folder {options.model_folder} holds no transformer of a known family; found "
             f"{', '.join(f'{option} {path.name}' for option, path in files.companions.items()) or 'nothing'}: name its "
             "file or folder itself, beside this option"
+            + "".join(f"\n  hint: {refusal}" for refusal in files.refusals)
         )
     taken = replace(
         options,
@@ -180,7 +187,9 @@ def _by_option(paths: ModelFolder | BuildOptions) -> dict[str, Path]:
     return {option: path for option, path in by_option.items() if path is not None}
 
 
-def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None = None) -> ModelFolder:
+def find_files(
+    folder: Path, *, transformer: bool = True, entry: str | None = None, adapter: Path | None = None
+) -> ModelFolder:
     """Return the model files in a folder and in its direct subfolders, identified by their headers.
 
     Parameters
@@ -189,6 +198,8 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
         Folder of the model. Transformer, VAE and encoders are files in it, or subfolders; at most one of each kind.
     transformer : bool
         Whether to look for a transformer, too.
+    entry : str, optional
+        The entry of a `.pt` that holds the transformer.
     adapter : Path, optional
         File of the transformer's audio adapter, if the user named it.
 
@@ -209,12 +220,13 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
     text = _the_one("a text encoder", _known(places, taken, _read_text), taken)
     model = tokenizer = None
     files = {path for path in places if path.is_file()}
-    if transformer and _opens(folder, partial(recognise_checkpoint, companion=adapter)):
+    recognise, refused = partial(recognise_checkpoint, entry=entry), dict[Path, CheckpointError]()
+    if transformer and _opens(folder, partial(recognise, companion=adapter), refused):
         model = folder
         taken |= {path for path in files if path.suffix == ".safetensors"}
     elif transformer:
         for path in (None, _adapter_in(folder)) if adapter is None else (adapter,):  # a subfolder's own first
-            known = _known(places, taken, partial(recognise_checkpoint, companion=path))
+            known = _known(places, taken, partial(recognise, companion=path), refused)
             model = model or _the_one("a transformer", known, taken)
             adapter = path
             if model is not None:
@@ -228,6 +240,7 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
         *(model, vae, text, tokenizer, audio, image, adapter),
         loras=tuple(loras),
         unknown=tuple(path for path in left if path not in loras),
+        refusals=tuple(str(refused[path]) for path in refused if model is None and _has_weights(path)),
     )
 
 
@@ -255,16 +268,31 @@ def _adapter_in(folder: Path) -> Path | None:
     return next((folder / name for name in companion_names() if (folder / name).is_file()), None)
 
 
-def _known(places: list[Path], taken: set[Path], read: Callable[[Path], object]) -> list[Path]:
-    return [path for path in places if path not in taken and _opens(path, read)]
+def _has_weights(path: Path) -> bool:
+    """Return whether a path is a file, or a folder with the files that a folder is opened for."""
+    return path.is_file() or any(path.glob("*.safetensors*"))
 
 
-def _opens(path: Path, read: Callable[[Path], object]) -> bool:
+def _known(
+    places: list[Path],
+    taken: set[Path],
+    read: Callable[[Path], object],
+    refused: dict[Path, CheckpointError] | None = None,
+) -> list[Path]:
+    return [path for path in places if path not in taken and _opens(path, read, refused)]
+
+
+def _opens(
+    path: Path, read: Callable[[Path], object], refused: dict[Path, CheckpointError] | None = None
+) -> bool:
+    """Return whether a path can be read; add the first reason why it cannot to ``refused``."""
     try:
         read(path)
     except DamagedCheckpointError:  # of whatever kind it is, it is damaged
         raise
-    except CheckpointError:
+    except CheckpointError as fault:
+        if refused is not None:
+            refused.setdefault(path, fault)
         return False
     return True
 

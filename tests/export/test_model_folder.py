@@ -183,3 +183,28 @@ def test_an_image_to_video_pipeline_is_found_by_one_path(tmp_path: Path) -> None
     chosen = resolved(variant="fp16").media
     assert chosen.image_encoder == pipeline / "image_encoder" / "model.fp16.safetensors"
     assert chosen.vae == pipeline / "vae" / "diffusion_pytorch_model.fp16.safetensors"
+
+
+def test_an_entry_names_the_weights_of_a_file_in_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_random_checkpoint(tmp_path / "file", presets()["tiny"].model, format="wan", seed=0)
+    torch.save({"averaged": load_file(tmp_path / "file"), "step": 1}, folder / "trained.pt")
+    build = resolve_build(BuildOptions(model_folder=folder, entry="averaged", target="cpu"))
+    assert (build.checkpoint, build.load_options.entry) == (folder / "trained.pt", "averaged")
+    with pytest.raises(CheckpointNotFoundError, match=r"hint: .*trained\.pt holds .*'averaged'.*--entry"):
+        resolve_build(BuildOptions(model_folder=folder, target="cpu"))
+
+
+def test_a_pipeline_without_a_usable_transformer_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    """Folders without weights, such as that of a scheduler, are none of the reasons."""
+    pipeline = tmp_path / "pipeline"
+    config_file = pipeline / "transformer" / "config.json"
+    write_random_checkpoint(pipeline, presets()["tiny"].model, format="diffusers", seed=0)
+    write_vae(pipeline / "vae")
+    (pipeline / "scheduler").mkdir()
+    config = json.loads(config_file.read_text())
+    config_file.write_text(json.dumps(config | {"num_layers": 77}))
+    with pytest.raises(CheckpointNotFoundError, match=r"hint: .*num_layers") as caught:
+        resolve_build(BuildOptions(pipeline, target="cpu"))
+    assert str(caught.value).count("hint:") == 1
