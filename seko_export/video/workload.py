@@ -114,13 +114,15 @@ class VideoExport(ExportWorkload["VideoBuild"]):
 
         if options.fit is None:
             return resolve_build(options, machine=machine)
+        from seko_export.backends import export_backend
         from seko_export.host.environment import resolve_target
         from seko_export.video.plan.fit import fit, memory_of
 
         def config_of(asked: BuildOptions) -> VideoBuild:
             return resolve_build(asked, machine=machine).config
 
-        built = machine or resolve_target(options.target)
+        cross = export_backend(options.backend).capabilities.cross_targets
+        built = machine or resolve_target(options.target, cross)
         memory = memory_of(options.fit, built.arch if built.device == "cuda" else None)
         fitted = fit(options, memory, config_of)
         resolved = resolve_build(fitted.options, machine=machine)

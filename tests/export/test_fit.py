@@ -144,6 +144,12 @@ def test_a_build_takes_the_options() -> None:
         resolve(BuildOptions(preset="sample", fit="1MB"))
 
 
+def test_a_build_for_gpus_elsewhere_is_fitted_to_them() -> None:
+    options = BuildOptions(preset="tiny", backend="tensorrt-rtx", target="sm_86,sm_89", fit="24GB")
+    resolved = workload_named("video").resolve_options(options)
+    assert resolved.config.target.archs == ("sm_86", "sm_89")
+
+
 @given(st.integers(1, 12), st.integers(0, 14))
 def test_no_call_decodes_more_than_was_asked(chunk: int, most: int) -> None:
     config = planned(BuildOptions(preset="tiny", no_vae=True)).changed(vae=WanVaeConfig(base_dim=8))
