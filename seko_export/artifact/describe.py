@@ -66,7 +66,7 @@ def describe(
     target = (
         environment.Target(machine.device, GPU_SEPARATOR.join(machine.archs))
         if machine.archs
-        else environment.resolve_target("cpu" if cpu else "auto")
+        else environment.local_target(machine.device)
     )
     on_host = {name for piece in graph.pieces.values() if piece.on_host for name in piece.weights}
     manifest: Manifest = workload.manifest(

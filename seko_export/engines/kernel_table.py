@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seko_export.config.video import VideoBuild
-from seko_export.host.environment import Finding, Target, has_fp8, local_gpu_arch, resolve_target
+from seko_export.host.environment import Finding, Target, has_fp8, local_gpu_arch, local_target
 from seko_kernels import tuned, tuned_bf16
 from seko_kernels.attention import scratch_tokens
 from seko_kernels.tuned import measured_tiles, safe_tiles, shape_class, tiles_for
@@ -88,7 +88,7 @@ def _calls(config: VideoBuild) -> list[tuple[int, str]]:
 def write_kernel_table(folder: Path, config: VideoBuild) -> None:
     """Write the table of `kernel_table` into an artifact's folder, if the build has fused layers."""
     if config.target.fused:
-        target = resolve_target("cpu" if config.target.device == "cpu" else "auto")
+        target = local_target(config.target.device)
         text = json.dumps(kernel_table(config, target), indent=1, sort_keys=True) + "\n"
         (folder / KERNEL_TABLE).write_text(text, encoding="utf-8")
 

@@ -151,6 +151,11 @@ def local_gpu_arch() -> str | None:
     return f"sm_{major}{minor}"
 
 
+def local_target(device: str) -> Target:
+    """Return the target that is in this machine, of a kind: ``cpu`` or ``cuda``."""
+    return resolve_target("cpu" if device == "cpu" else "auto")
+
+
 def archs_elsewhere(target: Target, cross_targets: Sequence[str]) -> tuple[str, ...]:
     """Return the GPUs of a target that are not in this machine. The result is empty if the target is this machine's
     device, or if the backend builds only for this machine (empty ``cross_targets``)."""

@@ -269,7 +269,7 @@ def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild]) -> str:
         "partial": options.lora_partial,
         "random": options.random_weights,
         "backend": [options.backend, options.no_goldens],
-        "target": asdict(environment.resolve_target(resolved.config.target.device)),
+        "target": asdict(environment.local_target(resolved.config.target.device)),
         "producer": environment.producer(),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]

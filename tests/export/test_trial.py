@@ -20,6 +20,7 @@ from seko_export.errors import CheckpointError, ExportError, MachineError, RunEr
 from seko_export.errors import UsageError as BuildUsageError
 from seko_export.families.registry import presets
 from seko_export.families.wan.presets import PRESETS
+from seko_export.host import environment
 from seko_export.media.viewer import VIEWER_FILE
 from seko_export.options.declaration import BuildOptions
 from seko_export.tools import trial
@@ -82,6 +83,13 @@ def test_it_is_built_again_only_if_something_changed(tmp_path: Path) -> None:
     others.append(tried())
     assert all(built for _, built in others)
     assert len({folder for folder, _ in others} | {first}) == len(others) + 1
+
+
+def test_a_build_for_a_gpu_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "local_gpu_arch", lambda: "sm_90")
+    options = BuildOptions(preset="tiny", random_weights=0)
+    first, built = try_artifact(options, build)
+    assert (built, try_artifact(options, build)) == (True, (first, False))
 
 
 def test_files_that_are_read_with_a_named_one_count(tmp_path: Path) -> None:
