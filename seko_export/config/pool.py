@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from seko_export.errors import UsageError
+from seko_runtime.format.budgets import MAX_BUCKETS
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class PoolConfig:
     def __post_init__(self) -> None:
         if self.sessions < 1:
             raise UsageError(f"--sessions {self.sessions}: a pool holds at least 1")
+        if len(self.buckets) > MAX_BUCKETS:
+            raise UsageError(
+                f"--batch gives {len(self.buckets)} sizes, and an artifact has at most {MAX_BUCKETS}: give fewer"
+            )
         rising = all(low < high for low, high in pairwise((0, *self.buckets)))
         if not self.buckets or not rising or self.buckets[-1] > self.sessions:
             raise UsageError(

@@ -27,6 +27,7 @@ from seko_export.video import recording as golden
 from seko_export.video.calibration import KvStatistics
 from seko_export.video.recording import eager_engine, golden_text
 from seko_runtime.backends.aoti import torch_memory
+from seko_runtime.format.budgets import MAX_BUCKETS
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.pool import Pool, Session
 from tests.support.asked import resolved
@@ -228,6 +229,7 @@ def test_slots_that_hold_nothing_yet_may_hold_nan(scheme: str, weights: dict[str
         ("2,1", 4, "rising sizes"),
         ("1,8", 4, "from 1 to 4"),
         ("0,1", 4, "rising sizes"),
+        (",".join(map(str, range(1, MAX_BUCKETS + 2))), MAX_BUCKETS + 1, f"at most {MAX_BUCKETS}"),
         (None, 0, "at least 1"),
     ],
 )
