@@ -193,7 +193,7 @@ def test_a_path_may_be_a_string():
 
 def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(DiskError, match=r"x cannot be written \(Permission denied\): choose another -o"):
+    with pytest.raises(DiskError, match=r"x cannot be written \(Permission denied\): choose another place"):
         check_build(BuildOptions(preset="tiny"), tmp_path / "new" / "x", force=False)
 
 

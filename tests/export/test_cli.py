@@ -416,7 +416,7 @@ def test_outputs_that_cannot_be(workplace, invoke, fp4):
             USAGE,
             "thesis",
             "is no artifact",
-            "another -o",
+            "another place",
         )
     assert_refused(invoke("build", "--preset", "tiny", "-o", fp4.folder), USAGE, "exists already", "--force")
     assert (thesis / "chapter.txt").read_text() == "years of work"
@@ -428,7 +428,7 @@ def test_an_output_that_cannot_be_written(workplace, invoke, parent):
     (workplace / "file").write_text("x")
     goal = Path(parent.replace("FILE", str(workplace / "file")), "x")
     result = invoke("build", "--preset", "tiny", "--target", "cpu", "-o", goal)
-    assert_refused(result, ENVIRONMENT, "cannot be written", "another -o")
+    assert_refused(result, ENVIRONMENT, "cannot be written", "another place")
     assert_nothing_left(workplace)
 
 

@@ -96,7 +96,7 @@ def test_a_folder_on_a_read_only_file_system(whole, tmp_path):
         ):
             code, said = ended(subprocess.DEVNULL, *command)
             assert code == 5
-            assert said.endswith("cannot be written (Read-only file system): choose another -o\n")
+            assert said.endswith("cannot be written (Read-only file system): choose another place\n")
             assert said.count("\n") == 1
     finally:
         subprocess.run(["umount", tmp_path], check=True)

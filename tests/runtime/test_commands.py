@@ -144,7 +144,7 @@ def test_a_name_of_the_output_that_is_too_long_is_told(
     assert main(["run", str(whole_folder), "-o", str(path)]) == 5
     assert (
         capsys.readouterr().err
-        == f"error: {path} cannot be written (File name too long): choose another -o\n"
+        == f"error: {path} cannot be written (File name too long): choose another place\n"
     )
 
 

@@ -98,7 +98,7 @@ def test_what_is_no_artifact_is_never_replaced(tmp_path, replace):
     (tmp_path / "link").symlink_to("artifact")
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("folder", "file", "link", "dangling"):
-        with pytest.raises(UsageError, match="is no artifact; choose another -o"):
+        with pytest.raises(UsageError, match="is no artifact; choose another place"):
             check_folder_place(tmp_path / name, replace=replace)
     assert (tmp_path / "folder/thesis.txt").read_text() == "years of work"
     (tmp_path / "folder/manifest.json").write_text('{"manifest_version": 3}')  # of a browser's extension
@@ -112,7 +112,7 @@ def test_a_place_that_takes_no_folder(tmp_path, parent):
     (tmp_path / "file").write_text("x")
     goal = Path(parent.replace("FILE", str(tmp_path / "file")), "artifact")
     with (
-        pytest.raises(DiskError, match=r"cannot be written \(.+\): choose another -o"),
+        pytest.raises(DiskError, match=r"cannot be written \(.+\): choose another place"),
         whole_folder(goal, replace=False),
     ):
         raise StoppedError
@@ -150,7 +150,7 @@ def test_words_for_what_the_system_says(number, words):
     with pytest.raises(DiskError, match=words) as caught, disk_faults(Path("goal")):
         raise OSError(number, os.strerror(number))
     assert "goal" in str(caught.value)
-    assert "-o" in str(caught.value)
+    assert " -o" not in str(caught.value)  # not every output has this option
 
 
 def test_a_fault_that_is_none_of_the_disks_stays_what_it_is():

@@ -23,7 +23,7 @@ def check_space(place: Path, needed: int) -> None:
     free = _free_bytes(place)
     if free is not None and needed > free:
         raise DiskError(
-            f"no space left for {needed} bytes in {place}: {free} are free; free some, or choose another -o"
+            f"no space left for {needed} bytes in {place}: {free} are free; free some, or choose another place"
         )
 
 
@@ -59,7 +59,9 @@ def _full(place: Path, written: Path | None, number: int) -> str:
         return f"no space left for {place}{so_far}: this process may write files of at most {limit} bytes (ulimit -f)"
     free = _free_bytes(place.parent)
     free_text = "" if free is None else f" ({free} bytes free)"
-    return f"no space left for {place}{so_far}{free_text}: free some, or choose another -o; nothing was kept"
+    return (
+        f"no space left for {place}{so_far}{free_text}: free some, or choose another place; nothing was kept"
+    )
 
 
 def _free_bytes(place: Path) -> int | None:
@@ -77,4 +79,4 @@ def _bytes_below(path: Path) -> int:
 
 def unwritable(place: Path, number: int) -> DiskError:
     """Return the error of a path that cannot be written, with the system's error number."""
-    return DiskError(f"{place} cannot be written ({os.strerror(number)}): choose another -o")
+    return DiskError(f"{place} cannot be written ({os.strerror(number)}): choose another place")

@@ -173,9 +173,9 @@ def check_folder_place(output_path: Path, *, replace: bool) -> None:
     if is_artifact is None:
         return
     if not is_artifact or not _looks_like_ours(output_path):
-        raise UsageError(f"{output_path} exists and is no artifact; choose another -o")
+        raise UsageError(f"{output_path} exists and is no artifact; choose another place")
     if not replace:
-        raise UsageError(f"{output_path} exists already; choose another -o, or replace it with --force")
+        raise UsageError(f"{output_path} exists already; choose another place, or replace it with --force")
 
 
 def _looks_like_ours(folder: Path) -> bool:
@@ -209,9 +209,9 @@ def _check_file_path(output_path: Path, *, replace: bool) -> None:
     if not os.path.lexists(output_path):
         return
     if output_path.is_symlink() or not output_path.is_file():
-        raise UsageError(f"{output_path} exists and is no regular file; choose another -o")
+        raise UsageError(f"{output_path} exists and is no regular file; choose another place")
     if not replace:
-        raise UsageError(f"{output_path} exists already; choose another -o, or replace it with --force")
+        raise UsageError(f"{output_path} exists already; choose another place, or replace it with --force")
 
 
 def _prefix(place: Path) -> str:
