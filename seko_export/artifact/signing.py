@@ -89,14 +89,15 @@ def make_key(output_path: Path, passphrase: bytes | None = None) -> KeyPair:
     )
     key = _public_key(private_key)
     name = "".join(letter if letter.isprintable() else "?" for letter in output_path.name)
-    for path, content, mode in (
-        (output_path, secret, 0o600),
-        (public, f"ed25519 {key} {name}\n".encode("utf-8", "backslashreplace"), 0o644),
+    with disk_faults(output_path):
+        output_path.parent.mkdir(parents=True, exist_ok=True)
+    # The public key gets its name first, so that no private one stands alone.
+    with (
+        whole_file(output_path, replace=False, mode=0o600) as private_file,
+        whole_file(public, replace=False, mode=0o644) as public_file,
     ):
-        with disk_faults(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path, replace=False, mode=mode) as file:
-            file.write(content)
+        private_file.write(secret)
+        public_file.write(f"ed25519 {key} {name}\n".encode("utf-8", "backslashreplace"))
     return KeyPair(output_path, public, key)
 
 
