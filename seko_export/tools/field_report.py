@@ -18,7 +18,7 @@ from typing import Any
 from seko_export.engines.kernel_table import examine_kernels
 from seko_export.errors import ExportError, UsageError
 from seko_export.host import environment
-from seko_export.host.child_process import run_child
+from seko_export.host.child_process import last_line, run_child
 from seko_export.tools.inspection import bench_artifact, inspect_artifact, verify_artifact
 from seko_runtime.errors import SekoRuntimeError
 from seko_runtime.format.disk_faults import disk_faults
@@ -60,11 +60,13 @@ def write_report(artifact: Path | Callable[[], Path], output: Path, chunks: int)
     if isinstance(artifact, Path) and is_inside(output, artifact):
         raise UsageError(f"-o {output} lies inside the artifact, which it would spoil; choose another place")
     check_file_place(output)
+    given = artifact if isinstance(artifact, Path) else None
+    described = inspect_artifact(given) if given is not None else None
     found: dict[str, Any] = {
         "machine": environment.report([*environment.examine(), examine_kernels()]) | _machine()
     }
     with tempfile.TemporaryDirectory() as folder:
-        clip, given = Path(folder, CLIP), artifact if isinstance(artifact, Path) else None
+        clip = Path(folder, CLIP)
         if callable(artifact):
             begun = time.monotonic()
             try:
@@ -73,6 +75,7 @@ def write_report(artifact: Path | Callable[[], Path], output: Path, chunks: int)
             except (ExportError, SekoRuntimeError) as error:
                 found["build"] = {"error": str(error)}
         if given is not None:
+            found["artifact"] = described or inspect_artifact(given)
             _examine(found, given, clip, chunks)
         text = _anonymous(json.dumps(found, indent=1, default=str), _names(given, Path(folder)))
         with disk_faults(output):
@@ -89,11 +92,10 @@ def write_report(artifact: Path | Callable[[], Path], output: Path, chunks: int)
 
 
 def _examine(found: dict[str, Any], artifact: Path, clip: Path, chunks: int) -> None:
-    found["artifact"] = inspect_artifact(artifact)
     found["verify"] = _told(lambda: verify_artifact(artifact))
     found["bench"] = _told(lambda: bench_artifact(artifact, chunks))
     made = run_child("seko_runtime", "run", str(artifact), "--chunks", "4", "--seed", "0", "-o", str(clip))
-    found["clip"] = CLIP if made.returncode == 0 else {"error": made.stderr.strip().splitlines()[-1:]}
+    found["clip"] = CLIP if made.returncode == 0 else {"error": last_line(made)}
 
 
 def _machine() -> dict[str, object]:

@@ -6,6 +6,7 @@ import getpass
 import json
 import platform
 import re
+import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from seko_export.errors import MachineError
+from seko_export.host import environment
 from seko_export.tools.field_report import CLIP, REPORT, write_report
 from seko_runtime.errors import DiskError
 from tests.conftest import Built
@@ -45,11 +47,16 @@ def test_what_fails_is_told_and_the_rest_is_there(
         raise EnvironmentLacksError(f"{Path.home()}/gone is not here")
 
     monkeypatch.setattr("seko_export.tools.field_report.bench_artifact", lacks)
+    monkeypatch.setattr(
+        "seko_export.tools.field_report.run_child",
+        lambda *_, **__: subprocess.CompletedProcess([], 5, "", "opening\nerror: no encoder\n"),
+    )
     done = invoke("report", str(fp4.folder), "-o", str(tmp_path / "report.zip"), "--json")
     assert done.exit_code == 0, done.stderr
     with zipfile.ZipFile(tmp_path / "report.zip") as archive:
         found = json.loads(archive.read(REPORT))
     assert found["bench"] == {"error": "~/gone is not here"}
+    assert found["clip"] == {"error": "error: no encoder"}
     assert found["verify"]["ok"]
 
 
@@ -67,12 +74,17 @@ def test_an_archive_that_cannot_be_written_is_told_before_a_build(tmp_path: Path
 
 
 def test_an_archive_is_written_into_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seko_export.tools.field_report.inspect_artifact", lambda _: {})
     monkeypatch.setattr("seko_export.tools.field_report._examine", lambda *_: None)
     write_report(tmp_path, tmp_path.with_name("new") / "report.zip", 1)
     assert zipfile.is_zipfile(tmp_path.with_name("new") / "report.zip")
 
 
-def test_no_artifact_writes_no_archive(tmp_path: Path, invoke: Callable[..., Any]) -> None:
+def test_no_artifact_writes_no_archive(
+    tmp_path: Path, invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told before the machine is examined, which takes seconds."""
+    monkeypatch.setattr(environment, "examine", None)
     done = invoke("report", str(tmp_path), "-o", str(tmp_path.with_name("report.zip")))
     assert done.exit_code == 4
     assert not tmp_path.with_name("report.zip").exists()
