@@ -47,11 +47,13 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
     ------
     ArtifactError
         If the artifact is damaged or cannot be opened; the subclass tells the cause.
+    DiskError
+        If ``trace`` cannot be written.
     MachineError
-        If ``trace`` cannot be written, or the profiler records nothing of the GPU.
+        If the profiler records nothing of the GPU.
     UsageError
-        If ``trace`` is inside the artifact's folder, which must hold only files that the manifest lists; if an artifact
-        of several ranks is for a CPU.
+        If ``trace`` is inside the artifact's folder, which must hold only files that the manifest lists, or is no
+        regular file; if an artifact of several ranks is for a CPU.
     RankLostError
         If one of several processes dies, hangs or fails while the others do not.
     """

@@ -23,7 +23,8 @@ from seko_export.host.workshop import workshop
 from seko_export.tools.profile_trace import CHUNK_RANGE, ENGINE_RANGE, Digest, digest_trace, scrubbed
 from seko_runtime import VideoArtifact
 from seko_runtime.backends.memory import Engine, Tensor
-from seko_runtime.format.whole_files import is_inside
+from seko_runtime.format.disk_faults import disk_faults
+from seko_runtime.format.whole_files import check_file_place, is_inside, whole_file
 from seko_runtime.video.lockstep import Lockstep
 
 WIDTH = 120  # columns where no terminal says
@@ -62,8 +63,10 @@ def profile_opened(
 
     Raises
     ------
+    DiskError
+        If ``trace`` cannot be written.
     MachineError
-        If ``trace`` cannot be written, or the profiler records nothing of the GPU.
+        If the profiler records nothing of the GPU.
     """
     ranges = _Ranges()
     artifact.wrap_engines(ranges.around)
@@ -95,7 +98,7 @@ def profile_opened(
     if report["other"]:
         notes.append(f"other: {len(report['other'])} names fit no bucket: {', '.join(report['other'])}")
     if trace is not None:
-        _write_trace(trace, recorded)
+        write_trace(trace, recorded)
     return report | {
         "artifact": artifact.manifest.name,
         "digest": artifact.digest,
@@ -107,24 +110,20 @@ def profile_opened(
 
 
 def check_trace_goal(trace: Path, artifact: Path) -> None:
-    """Check that the file of a trace can be written, before any chunk is run. The check leaves no file behind.
+    """Check that the file of a trace can be written, before any chunk is run.
 
     Raises
     ------
-    MachineError
+    DiskError
         If the file cannot be written.
     UsageError
-        If the trace file is inside the artifact's folder.
+        If the trace file is inside the artifact's folder, or what is there is no regular file.
     """
     if is_inside(trace, artifact):
         raise UsageError(
             f"--trace {trace} lies inside the artifact, which it would spoil; choose another place"
         )
-    new = not os.path.lexists(trace)
-    with _writing(trace), trace.open("ab"):
-        pass
-    if new:
-        trace.unlink()
+    check_file_place(trace)
 
 
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -266,10 +265,13 @@ def _digest_of(trace: Mapping[str, Any], on_device: bool) -> Digest:
     return digest
 
 
-def _write_trace(path: Path, trace: Mapping[str, Any]) -> None:
+def write_trace(path: Path, trace: Mapping[str, Any]) -> None:
+    """Write a trace to a file, without the names of this machine and its user."""
     clean = scrubbed(trace, [name for name in (_user(), platform.node()) if name])
-    with _writing(path):
-        path.write_text(json.dumps(clean), encoding="utf-8")
+    with disk_faults(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path, replace=True) as file:
+        file.write(json.dumps(clean).encode())
 
 
 def _user() -> str:
@@ -277,16 +279,6 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a number without a name, as in some containers
         return ""
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as fault:
-        raise MachineError(
-            f"{path} cannot be written ({fault.strerror or fault}): choose another --trace"
-        ) from fault
 
 
 @contextmanager
