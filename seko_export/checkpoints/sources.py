@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seko_export.errors import CheckpointError
+from seko_export.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ class LoraFile:
 
     Raises
     ------
-    CheckpointError
+    UsageError
         If the weight is not finite.
     """
 
@@ -59,11 +59,13 @@ class LoraFile:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
-            raise CheckpointError(f"--lora {self.path}:{self.weight}: expected a finite weight")
+            raise UsageError(f"--lora {self.path}:{self.weight}: expected a finite weight")
 
     @classmethod
     def parse(cls, text: str) -> LoraFile:
         """Parse ``FILE`` or ``FILE:WEIGHT``; a colon without a number after it belongs to the name of the file."""
+        if not text:
+            raise UsageError("--lora '': expected FILE or FILE:WEIGHT")
         name, colon, number = text.rpartition(":")
         if colon and name and not Path(text).exists():
             try:

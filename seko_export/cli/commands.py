@@ -206,11 +206,14 @@ def try_command(
 @output_option(
     "--steps",
     group=Group.LAYOUT,
-    type=int,
+    type=click.IntRange(min=1),
     help="Denoise passes of a chunk; solver steps of a patch of sound.",
 )
 @output_option(
-    "--fps", group=Group.LAYOUT, type=int, help="Video frames per second that a stream must reach."
+    "--fps",
+    group=Group.LAYOUT,
+    type=click.IntRange(min=1),
+    help="Video frames per second that a stream must reach.",
 )
 @build_options(of_plan=True)
 @json_option

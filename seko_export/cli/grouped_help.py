@@ -30,6 +30,12 @@ class GroupedOption(click.Option):
         super().__init__(*arguments, **more)
         self.group, self.common = group, common
 
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Return the value as the option's type; an empty path, which would be the current folder, is refused."""
+        if value == "" and isinstance(self.type, click.Path):
+            raise click.BadParameter("an empty path names nothing", ctx, self)
+        return super().type_cast_value(ctx, value)
+
 
 class GroupedCommand(click.Command):
     """A command whose help shows the options in groups."""

@@ -127,7 +127,6 @@ CASES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "[384, 384], the model's has [256, 256]: it is of another base model",
     ),
     "alphas alone": (("@model", "--lora", "@alphas"), "--lora @alphas", "it has alphas without matrices"),
-    "NaN weight": (("@model", "--lora", "@lora:nan"), "--lora @lora:nan", "a finite weight"),
     "model as a LoRA": (("@model", "--lora", "@model"), "--lora @model", "is no LoRA"),
     "empty LoRA": (("@model", "--lora", "@empty"), "--lora @empty", "is empty"),
     "empty VAE": (("@model", "--vae", "@empty"), "--vae @empty", "is empty"),
