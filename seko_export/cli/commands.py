@@ -186,14 +186,14 @@ def try_command(
         artifact, built = try_artifact(
             options_of(checkpoint, **asked), build_it, options_of_video, serves=serve
         )
-    how = "built" if built else "nothing changed since it was built"
+    report: dict[str, Any] = {"artifact": str(artifact), "built": built}
+    line = f"artifact  {artifact}  ({'built' if built else 'nothing changed since it was built'})"
     if serve:
-        note(f"{artifact}: {how}")
+        answer(report, as_json, line)
         click.get_current_context().exit(serve_page(artifact))
     words = [f"{option}={value}" for option, value in options_of_video.items()]
-    report = write_video(artifact, output, words)
-    report |= {"artifact": str(artifact), "built": built}
-    answer(report, as_json, f"artifact  {artifact}  ({how})", f"video     {output}")
+    report = write_video(artifact, output, words) | report
+    answer(report, as_json, line, f"video     {output}")
 
 
 @click.command(cls=GroupedCommand, short_help="Predict memory and time of a build on any GPU.")

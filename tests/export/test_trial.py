@@ -314,6 +314,17 @@ def test_the_run_gets_the_options_of_the_video(tmp_path: Path, monkeypatch: pyte
     assert {*words} == {f"{option}={value}" for option, value in zip(asked[::2], asked[1::2], strict=True)}
 
 
+def test_the_page_is_run_after_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page runs until it is interrupted, so that a report behind it would come too late."""
+    monkeypatch.setattr(trial, "check_shown", lambda *_: None)
+    monkeypatch.setattr(trial, "try_artifact", lambda *_, **__: (tmp_path, True))
+    monkeypatch.setattr(trial, "serve_page", lambda _: print("the page") or 7)
+    done = CliRunner().invoke(main, ["try", "--serve", "--json"])
+    assert done.exit_code == 7
+    report, page = done.stdout.splitlines()
+    assert (json.loads(report), page) == ({"artifact": str(tmp_path), "built": True}, "the page")
+
+
 @pytest.mark.slow
 def test_a_video_of_an_artifact(small_artifact: Path, tmp_path: Path) -> None:
     report = write_video(small_artifact, tmp_path / "video.npy", ["--chunks", "1"])
