@@ -3,6 +3,7 @@ signatures, because an artifact under construction cannot be signed yet."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -39,8 +40,9 @@ def run_child(module: str, *arguments: str, shown: bool = False) -> subprocess.C
         except BaseException:
             child.terminate()
             try:
-                child.communicate(timeout=ENDING_S)
-            except subprocess.TimeoutExpired:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.communicate(timeout=ENDING_S)
+            finally:  # also at a second signal
                 child.kill()
             raise
     done = subprocess.CompletedProcess(command, child.returncode, out, err)
