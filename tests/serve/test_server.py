@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import json
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,6 +14,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+import av
 import numpy as np
 import pytest
 from websockets.asyncio.client import connect
@@ -126,6 +128,19 @@ def test_a_list_of_one_prompt_is_taken_as_the_prompt(start: Starter) -> None:
     run(test, server)
     _, answer = http(f"{server.url}/v1/sessions", "POST", {"prompts": [PROMPT, "b"]})
     assert "control prompt on the session's socket" in answer["error"]["message"]
+
+
+def test_the_times_in_fragments_of_mp4_are_those_of_their_messages(start: Starter) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["fmp4"], prompt=PROMPT, fps=7.5)
+        media, _ = await watch(client, 3)
+        with av.open(io.BytesIO(b"".join(message.payload for message in media))) as container:
+            seen = [packet.pts * packet.time_base for packet in container.demux() if packet.size]
+        assert [int(time * 1_000_000) for time in seen] == [message.pts_us for message in media]
+
+    run(test, server)
 
 
 def test_a_prompt_has_two_receipts_and_changes_the_chunk_that_it_names(start: Starter) -> None:

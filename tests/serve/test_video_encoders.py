@@ -77,15 +77,16 @@ def test_a_viewer_that_joins_begins_with_the_key_frame_that_is_asked_for(encoder
     assert np.abs(seen[0].astype(int) - wanted[6]).mean() < 6
 
 
-def test_segments_of_mp4_tell_the_time_of_their_frame() -> None:
-    encoder = ENCODERS[Codec.FMP4](WIDTH, HEIGHT, FPS)
+@pytest.mark.parametrize("fps", [FPS, Fraction(15, 2), Fraction(30_000, 1001)])
+def test_segments_of_mp4_tell_the_time_of_their_frame(fps: Fraction | int) -> None:
+    encoder = ENCODERS[Codec.FMP4](WIDTH, HEIGHT, fps)
     packets = [encoder.encode(frame).payload for frame in frames(5)]
     with av.open(io.BytesIO(b"".join(packets))) as container:
         assert (container.streams.video[0].width, container.streams.video[0].height) == (WIDTH, HEIGHT)
         seen = [
             (packet.pts * packet.time_base, packet.is_keyframe) for packet in container.demux() if packet.size
         ]
-    assert seen == [(Fraction(number, FPS), number == 0) for number in range(5)]
+    assert seen == [(number / Fraction(fps), number == 0) for number in range(5)]
 
 
 def test_h264_is_annex_b_with_parameter_sets_in_the_key_frame() -> None:

@@ -1,10 +1,11 @@
 """Fragmented MP4 with one segment for each H.264 frame, for the browser's MediaSource. Times in the fragmented MP4 are
-counted in frames."""
+counted in parts of a second of which a frame takes a whole number: at 7.5 frames a second, two of fifteen."""
 
 from __future__ import annotations
 
 import re
 import struct
+from fractions import Fraction
 from itertools import pairwise
 
 _START = re.compile(b"\0\0\0?\1")  # before each NAL unit of Annex B
@@ -22,7 +23,7 @@ def nal_units(annex_b: bytes) -> list[bytes]:
     return [annex_b[begin:end] for (_, begin), (end, _) in pairwise([*marks, (len(annex_b), 0)])]
 
 
-def init_segment(frame: bytes, width: int, height: int, fps: int) -> bytes:
+def init_segment(frame: bytes, width: int, height: int, fps: Fraction | int) -> bytes:
     """Return the initialisation of a stream whose key frame ``frame``, in Annex B, has the parameter sets."""
     units = {unit[0] & 31: unit for unit in nal_units(frame)}
     sps, pps = units[_SPS], units[_PPS]
@@ -43,7 +44,7 @@ def init_segment(frame: bytes, width: int, height: int, fps: int) -> bytes:
     )
     media = _box(
         b"mdia",
-        _full(b"mdhd", struct.pack(">8xI4xH2x", fps, 0x55C4))  # no language
+        _full(b"mdhd", struct.pack(">8xI4xH2x", fps.numerator, 0x55C4))  # no language
         + _full(b"hdlr", struct.pack(">4x4s13x", b"vide"))
         + information,
     )
@@ -51,7 +52,8 @@ def init_segment(frame: bytes, width: int, height: int, fps: int) -> bytes:
         b"tkhd", struct.pack(">8xI24x", 1) + _MATRIX + struct.pack(">II", width << 16, height << 16), flags=3
     )
     movie = _full(
-        b"mvhd", struct.pack(">8xI4xIH10x", fps, 1 << 16, 1 << 8) + _MATRIX + struct.pack(">24xI", 2)
+        b"mvhd",
+        struct.pack(">8xI4xIH10x", fps.numerator, 1 << 16, 1 << 8) + _MATRIX + struct.pack(">24xI", 2),
     )
     extends = _box(b"mvex", _full(b"trex", struct.pack(">IIIII", 1, 1, 0, 0, 0)))
     return _box(b"ftyp", b"isom\0\0\2\0isomiso5avc1") + _box(
@@ -59,18 +61,18 @@ def init_segment(frame: bytes, width: int, height: int, fps: int) -> bytes:
     )
 
 
-def media_segment(frame: bytes, number: int, *, key: bool) -> bytes:
+def media_segment(frame: bytes, number: int, fps: Fraction | int, *, key: bool) -> bytes:
     """Return the media segment of one H.264 frame, which is given in Annex B and has the number ``number`` in the
     stream."""
     sample = b"".join(_sized(unit, ">I") for unit in nal_units(frame) if unit[0] & 31 not in (_SPS, _PPS))
 
     def fragment(offset: int) -> bytes:
         run = struct.pack(
-            ">IiIII", 1, offset, 1, len(sample), _KEY_FLAGS if key else _DELTA_FLAGS
+            ">IiIII", 1, offset, fps.denominator, len(sample), _KEY_FLAGS if key else _DELTA_FLAGS
         )  # one sample of one frame's length
         track = (
             _full(b"tfhd", struct.pack(">I", 1), flags=0x02_0000)  # offsets count from the fragment
-            + _full(b"tfdt", struct.pack(">Q", number), version=1)
+            + _full(b"tfdt", struct.pack(">Q", number * fps.denominator), version=1)
             + _full(b"trun", run, flags=0x701)
         )
         return _box(b"moof", _full(b"mfhd", struct.pack(">I", number + 1)) + _box(b"traf", track))

@@ -50,13 +50,13 @@ class VideoEncoder(ABC):
     ----------
     width, height : int
         Size of the video frames in pixels; both even.
-    fps : int
+    fps : Fraction or int
         Number of video frames in a second.
     """
 
     codec: Codec
 
-    def __init__(self, width: int, height: int, fps: int) -> None:
+    def __init__(self, width: int, height: int, fps: Fraction | int) -> None:
         self.width, self.height, self.fps = width, height, fps
         self._number = 0
         self._wants_key = True
@@ -93,7 +93,7 @@ class _LibraryEncoder(VideoEncoder):
     _name: str
     _options: ClassVar[dict[str, str]]
 
-    def __init__(self, width: int, height: int, fps: int) -> None:
+    def __init__(self, width: int, height: int, fps: Fraction | int) -> None:
         super().__init__(width, height, fps)
         context = av.CodecContext.create(self._name, "w")
         if not isinstance(context, av.VideoCodecContext):  # pragma: no cover - the names are of video codecs
@@ -180,7 +180,7 @@ class Fmp4Encoder(H264Encoder):
 
     def _encode(self, frame: Frame, key: bool) -> Packet:
         packet = super()._encode(frame, key)
-        segment = fmp4.media_segment(packet.payload, self._number, key=packet.key)
+        segment = fmp4.media_segment(packet.payload, self._number, self.fps, key=packet.key)
         begin = fmp4.init_segment(packet.payload, self.width, self.height, self.fps) if packet.key else b""
         return Packet(begin + segment, packet.key)
 

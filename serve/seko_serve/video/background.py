@@ -42,7 +42,7 @@ class VideoFile:
     manifest : VideoManifest
         The manifest of a video artifact.
     opening : Opening
-        The conditions with which the video begins, of which the frame rate and the voice are used.
+        The conditions with which the video begins, of which the voice is used.
     """
 
     def __init__(self, path: Path, manifest: VideoManifest, opening: Opening) -> None:
@@ -57,7 +57,7 @@ class VideoFile:
                 self._file,
                 table.height,
                 table.width,
-                max(1, round(opening.fps)),
+                manifest.workload.stream.fps,
                 preview=False,
                 sound=sound,
             )

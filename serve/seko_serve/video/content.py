@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from itertools import chain
 from typing import Any
 
@@ -31,6 +32,7 @@ EVENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "audio_end": ("end", {"end": True}),
     FRAME: ("frame", {}),
 }
+MOST_PARTS = 1001  # denominator of a frame rate: television has 30000/1001
 
 
 class VideoContent:
@@ -49,7 +51,7 @@ class VideoContent:
         table = manifest.workload.video
         if table is None:  # the server refuses such an artifact when it starts
             raise ServeError("unsupported", "this artifact makes no video")
-        self._table, self._fps = table, max(1, round(opening.fps))
+        self._table, self._fps = table, Fraction(opening.fps).limit_denominator(MOST_PARTS)
         self._controls = controls_of(manifest)
         self._sounding = self._controls.sounding()
         if opening.pictures is not None:
