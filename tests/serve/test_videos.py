@@ -165,12 +165,16 @@ def test_a_picture_is_named_as_the_client_named_it(start: Starter, name: str) ->
 
 @pytest.mark.parametrize(("order", "status"), [("asc", 200), ("desc", 200), ("up", 400)])
 def test_no_other_order_is_taken(start: Starter, order: str, status: int) -> None:
-    assert http(f"{start().url}/v1/videos?order={order}")[0] == status
+    found, answer = http(f"{start().url}/v1/videos?order={order}")
+    assert found == status
+    if status == 400:
+        assert answer["error"]["param"] == "order"
 
 
 @pytest.mark.parametrize("limit", ["0", "101", "00501", "1" * 5000, "-1", "\u0661"])
 def test_no_other_number_of_videos_is_listed(start: Starter, limit: str) -> None:
-    assert http(f"{start().url}/v1/videos?limit={quote(limit)}")[0] == 400
+    status, answer = http(f"{start().url}/v1/videos?limit={quote(limit)}")
+    assert (status, answer["error"]["param"]) == (400, "limit")
 
 
 def test_a_file_that_is_renamed_while_a_folder_is_counted_has_no_size(tmp_path: Path) -> None:

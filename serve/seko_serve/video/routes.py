@@ -183,9 +183,9 @@ def listed(videos: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[s
     """
     order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
     if order not in ("asc", "desc"):
-        raise ServeError("bad_request", "order is neither asc nor desc")
+        raise ServeError("bad_request", "order is neither asc nor desc", field="order")
     if not (LIMIT.fullmatch(limit) and 1 <= int(limit) <= MAX_LISTED):
-        raise ServeError("bad_request", f"limit is no whole number from 1 to {MAX_LISTED}")
+        raise ServeError("bad_request", f"limit is no whole number from 1 to {MAX_LISTED}", field="limit")
     ordered = list(videos if order == "desc" else reversed(videos))
     if after is not None:
         names = [video["id"] for video in ordered]
