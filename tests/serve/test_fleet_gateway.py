@@ -23,6 +23,7 @@ from seko_serve.errors import ServeError
 from seko_serve.fleet import choice
 from seko_serve.fleet.answers import model_of
 from seko_serve.fleet.asked_boxes import AskedBoxes
+from seko_serve.fleet.box import Box
 from seko_serve.fleet.boxes import Boxes, BoxSilentError
 from seko_serve.fleet.directory import BoxFacts, DirectoryError, Lease, MemoryDirectory
 from seko_serve.http.bodies import MAX_ENTRIES
@@ -200,22 +201,30 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
     run(tmp_path / "store", test)
 
 
+async def unnoted(_: MemoryDirectory, __: str) -> None:
+    """Return nothing, as two hours later, or in a directory that has lost its content."""
+
+
+def silence(changes: pytest.MonkeyPatch, silent: Box) -> None:
+    """Let a box give no answer to the gateway."""
+    ask_box = Boxes.ask
+
+    async def asked(boxes: Boxes, box: BoxFacts, *arguments: Any, **fields: Any) -> Any:
+        if box.name == silent.name:
+            raise BoxSilentError(box.name)
+        return await ask_box(boxes, box, *arguments, **fields)
+
+    changes.setattr(Boxes, "ask", asked)
+
+
 def test_a_model_is_listed_though_a_box_of_it_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(fleet: Fleet) -> None:
-        silent, other = await fleet.box(), await fleet.box()
-        ask_box = Boxes.ask
-
-        async def asked(boxes: Boxes, box: BoxFacts, *arguments: Any, **fields: Any) -> Any:
-            if box.name == silent.name:
-                raise BoxSilentError(box.name)
-            return await ask_box(boxes, box, *arguments, **fields)
-
-        monkeypatch.setattr(Boxes, "ask", asked)
-        for _ in range(2):
-            assert len((await ask(fleet, "/v1/models"))[1]["data"]) == 1
-            silent, other = other, silent
+        for silent in (await fleet.box(), await fleet.box()):
+            with monkeypatch.context() as changes:
+                silence(changes, silent)
+                assert len((await ask(fleet, "/v1/models"))[1]["data"]) == 1
 
     run(tmp_path / "store", test)
 
@@ -233,8 +242,23 @@ def test_a_video_whose_box_nobody_noted_is_found(tmp_path: Path, monkeypatch: py
         assert (await ask(fleet, f"/v1/videos/{name}", "DELETE"))[1]["deleted"]
         assert (await ask(fleet, f"/v1/videos/{name}"))[0] == 404
 
-    async def unnoted(_: MemoryDirectory, __: str) -> None:
-        """Return nothing, as two hours later, or in a directory that has lost its content."""
+    run(tmp_path / "store", test)
+
+
+def test_a_video_that_a_silent_box_may_have_is_not_said_to_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(fleet: Fleet) -> None:
+        box = await fleet.box()
+        table = {"prompt": PROMPT, "seconds": 0.1}
+        name = (await ask(fleet, "/v1/videos", "POST", table))[1]["id"]
+        await fleet.box()
+        monkeypatch.setattr(MemoryDirectory, "noted", unnoted)
+        with monkeypatch.context() as changes:
+            silence(changes, box)
+            status, answer = await ask(fleet, f"/v1/videos/{name}")
+        assert (status, answer["error"]["retryable"]) == (503, True)
+        assert (await ask(fleet, f"/v1/videos/{name}"))[0] == 200
 
     run(tmp_path / "store", test)
 

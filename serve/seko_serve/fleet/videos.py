@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from seko_serve.errors import ServeError
 from seko_serve.fleet.answers import headers_of, link_at, model_of, passed, sent_to
-from seko_serve.fleet.asked_boxes import AskedBoxes
+from seko_serve.fleet.asked_boxes import AGAIN_S, AskedBoxes
 from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts, DirectoryError
 from seko_serve.http.access import Access
@@ -104,8 +104,11 @@ class FleetVideos:
         noted = await directory.noted(name)
         if noted is None:  # long ago, or the directory has lost it
             path = f"/v1/videos/{quote(name, safe='')}"
-            answers = await self._boxes.all(await self._boxes.known(), path, headers_of(request))
+            known = await self._boxes.known()
+            answers = await self._boxes.all(known, path, headers_of(request))
             noted = next((box.name for box, answer in answers if answer.status < 400), "")
+            if not noted and len(answers) < len(known):
+                raise ServeError("full", "a box that may have the video does not answer", retry_after=AGAIN_S)
             if noted:
                 with suppress(DirectoryError):  # the next request looks again
                     await directory.note(name, noted)
