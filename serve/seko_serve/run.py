@@ -28,9 +28,11 @@ from seko_serve.http.workload import served_workloads
 from seko_serve.live.device import Device, pool_of
 from seko_serve.live.manager import SessionManager
 from seko_serve.logs import set_up
+from seko_serve.security.certificates import ServedCertificate
 from seko_serve.settings import LOOPBACK, Settings
 from seko_serve.store.base import StoreError
 
+RENEW_TICKS = 100  # of uvicorn's, ten a second, between two looks at the files of the certificate
 OPEN_FILES = 4096  # of the process: of its connections, and of the artifact, snapshots and videos
 SERVER_LIMITS: dict[str, Any] = {
     "http": HttpConnection,
@@ -76,6 +78,8 @@ class Server(uvicorn.Server):
         super().__init__(uvicorn.Config(application.app(), **SERVER_LIMITS, **options))
         self.application, self._announce = application, announce
         self._socket_file: os.stat_result | None = None
+        certificate, key = self.config.ssl_certfile, self.config.ssl_keyfile
+        self._certificate = ServedCertificate(str(certificate), str(key)) if certificate and key else None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen; errors of the application's start are raised unchanged."""
@@ -111,7 +115,10 @@ class Server(uvicorn.Server):
             loop.add_signal_handler(signal.SIGHUP, self.handle_exit, signal.SIGHUP, None)
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether the server ends: after a signal, or because the device is lost."""
+        """Return whether the server ends: after a signal, or because the device is lost. Sometimes look whether the
+        certificate was renewed."""
+        if self._certificate is not None and self.config.ssl is not None and counter % RENEW_TICKS == 0:
+            self._certificate.renew(self.config.ssl)
         return await super().on_tick(counter) or self.application.lost
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

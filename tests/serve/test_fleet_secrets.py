@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import numpy as np
@@ -262,6 +264,33 @@ def test_boxes_with_tls_are_asked_only_by_gateways_that_trust_their_certificate(
                 await client.open(codecs=["rgb24"], prompt=PROMPT)
                 await watch(client, 2)
                 await client.close()
+
+    run(tmp_path / "store", test)
+
+
+def test_new_connections_have_a_renewed_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seko_serve.run.RENEW_TICKS", 1)
+    key_file, certificate_file = certificate(tmp_path)
+    (tmp_path / "later").mkdir()
+    later_key, later_certificate = certificate(tmp_path / "later")
+
+    async def test(fleet: Fleet) -> None:
+        box = await fleet.box(tls_key=key_file, tls_certificate=certificate_file)
+        parts = urlsplit(box.facts().inside)
+
+        async def shown() -> str:
+            address = str(parts.hostname), int(parts.port or 0)
+            return await asyncio.to_thread(ssl.get_server_certificate, address)
+
+        before = await shown()
+        assert before == certificate_file.read_text()
+        certificate_file.write_bytes(later_certificate.read_bytes())
+        await asyncio.sleep(0.5)  # some looks, which find a certificate beside the key of the one before
+        assert await shown() == before
+        key_file.write_bytes(later_key.read_bytes())
+        while await shown() == before:
+            await asyncio.sleep(0.05)
+        assert await shown() == later_certificate.read_text()
 
     run(tmp_path / "store", test)
 
