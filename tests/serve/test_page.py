@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seko_serve.video.content import VideoContent
+from seko_serve.video.content import VideoContent, VideoPiece
 
 from .browser import ALL_INPUTS_ENDED, HELD_DEVICES, WAIT_S, Page, browser_path, open_page
 from .conftest import Running, Starter
@@ -169,6 +169,23 @@ def test_a_page_that_is_not_secure_has_sound(start: Starter, tmp_path: Path) -> 
         )
         page.until("peak() > 0.2")
         assert page.value("peak()") < 0.6  # 12,000 / 32,768
+
+
+def test_a_page_that_is_not_secure_goes_on_once_it_waited_for_sound_a_few_times(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time the browser wants more sound at hand before it goes on; it is more than the server sends ahead."""
+    read, slow = VideoPiece.read, iter(range(6))
+
+    def read_late(piece: VideoPiece) -> int:
+        if next(slow, None) is not None:
+            time.sleep(1.0)
+        return read(piece)
+
+    monkeypatch.setattr(VideoPiece, "read", read_late)
+    with insecure_page(start, talk_opener) as (_, page):
+        begin(page)
+        page.until(f"{FRAMES} > 80")
 
 
 def unpressed(page: Page, expression: str) -> None:

@@ -1,6 +1,7 @@
 // Where a page has no WebCodecs, as over plain http: fragmented MP4 and AAC in a <video>, by MediaSource.
 const VIDEO = 'video/mp4; codecs="avc1.42E01F"', SOUND = "audio/aac";
 const KEPT_S = 10; // of what was shown
+const STUCK_MS = 500; // without progress, though there is something to play
 
 export const playsVideo = () => "MediaSource" in window && MediaSource.isTypeSupported(VIDEO)
   && "requestVideoFrameCallback" in HTMLVideoElement.prototype;
@@ -54,6 +55,20 @@ export class SourcePlayer {
     this.tracks = { video: new Track(source, VIDEO), ...(audio && { sound: new Track(source, SOUND, -audio.delay / audio.rate) }) };
     this.element.requestVideoFrameCallback((_, { mediaTime }) => this.shown(source, mediaTime));
     this.start();
+    clearInterval(this.watch);
+    this.watch = setInterval(() => this.askForMore(), STUCK_MS);
+  }
+
+  /** Where the browser stands still before what it has, as it does once it had to wait for sound a few times, it wants
+      more at hand: let the server send another chunk. */
+  askForMore() {
+    const { currentTime, paused, readyState } = this.element, stuck = currentTime === this.stood;
+    this.stood = currentTime;
+    if (paused || !stuck || readyState >= HTMLMediaElement.HAVE_FUTURE_DATA) return;
+    const whole = [...this.frames.values()].find(({ last, asked }) => last && !asked);
+    if (!whole) return;
+    whole.asked = true;
+    this.tell({ shown: whole.chunk });
   }
 
   async take(media) {
@@ -113,6 +128,7 @@ export class SourcePlayer {
   stream() { return this.element.captureStream?.(); }
 
   close() {
+    clearInterval(this.watch);
     this.element.pause();
     this.element.removeAttribute("src");
     this.element.load();
