@@ -171,6 +171,15 @@ def test_a_page_that_is_not_secure_has_sound(start: Starter, tmp_path: Path) -> 
         assert page.value("peak()") < 0.6  # 12,000 / 32,768
 
 
+def test_a_page_that_is_not_secure_forgets_what_it_showed_and_goes_on(start: Starter) -> None:
+    with insecure_page(start) as (_, page):
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("window.held = document.getElementById('source'), held.playbackRate = 8")
+        page.until("held.buffered.length && held.buffered.start(0) > 0")
+        page.until(f"{FRAMES} > {page.value(FRAMES)} + 30")
+
+
 def test_a_page_that_is_not_secure_goes_on_once_it_waited_for_sound_a_few_times(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

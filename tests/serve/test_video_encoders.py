@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from seko_serve.errors import ServeError
-from seko_serve.media.video import ENCODERS, VideoEncoder, chosen_codec, pts_us, still
+from seko_serve.media.video import ENCODERS, SOURCE_GOP, VideoEncoder, chosen_codec, pts_us, still
 from seko_serve.protocol import Codec
 
 WIDTH, HEIGHT, FPS = 96, 64, 16
@@ -87,6 +87,12 @@ def test_segments_of_mp4_tell_the_time_of_their_frame(fps: Fraction | int) -> No
             (packet.pts * packet.time_base, packet.is_keyframe) for packet in container.demux() if packet.size
         ]
     assert seen == [(number / Fraction(fps), number == 0) for number in range(5)]
+
+
+def test_segments_of_mp4_have_key_frames_from_which_a_player_can_keep_them() -> None:
+    encoder, (frame,) = ENCODERS[Codec.FMP4](WIDTH, HEIGHT, FPS), frames(1)
+    packets = [encoder.encode(frame) for _ in range(2 * SOURCE_GOP + 1)]
+    assert [number for number, packet in enumerate(packets) if packet.key] == [0, SOURCE_GOP, 2 * SOURCE_GOP]
 
 
 def test_h264_is_annex_b_with_parameter_sets_in_the_key_frame() -> None:

@@ -25,6 +25,7 @@ _STILLS: Mapping[str, Mapping[str, int]] = {
 }  # fast; full colours
 MICROSECONDS = 1_000_000
 GOP = 1 << 16  # frames between key frames that nobody asked for: a key frame costs ten others
+SOURCE_GOP = 1 << 8  # ... for a MediaSource, which can forget what it showed only from key frame to key frame
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class _LibraryEncoder(VideoEncoder):
 
     _name: str
     _options: ClassVar[dict[str, str]]
+    _gop = GOP
 
     def __init__(self, width: int, height: int, fps: Fraction | int) -> None:
         super().__init__(width, height, fps)
@@ -100,7 +102,7 @@ class _LibraryEncoder(VideoEncoder):
             raise TypeError(self._name)
         context.width, context.height, context.pix_fmt = width, height, "yuv420p"
         context.time_base, context.framerate = Fraction(1, fps), Fraction(fps)
-        context.gop_size, context.max_b_frames, context.thread_count = GOP, 0, 1
+        context.gop_size, context.max_b_frames, context.thread_count = self._gop, 0, 1
         context.options = dict(self._options)
         self._context = context
 
@@ -177,6 +179,7 @@ class Fmp4Encoder(H264Encoder):
     """
 
     codec = Codec.FMP4
+    _gop = SOURCE_GOP
 
     def _encode(self, frame: Frame, key: bool) -> Packet:
         packet = super()._encode(frame, key)

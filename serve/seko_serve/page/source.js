@@ -47,7 +47,7 @@ export class SourcePlayer {
   }
 
   async open({ fps, audio }) {
-    Object.assign(this, { fps, frames: new Map(), came: 0, painted: 0, tracks: undefined });
+    Object.assign(this, { fps, frames: new Map(), keys: [], came: 0, painted: 0, tracks: undefined });
     const source = new MediaSource();
     this.element.src = URL.createObjectURL(source);
     await new Promise((resolve) => { source.addEventListener("sourceopen", resolve, { once: true }); });
@@ -75,6 +75,7 @@ export class SourcePlayer {
     await this.opened;
     if (!media.sound) {
       if (!this.came) this.tell({ first: media.pts });
+      if (media.key) this.keys.push((this.came - 0.5) / this.fps);
       this.frames.set(this.came, { number: media.first, chunk: media.chunk, last: media.last });
       this.came += 1;
     }
@@ -93,7 +94,9 @@ export class SourcePlayer {
       if (last) this.tell({ shown: chunk });
     }
     if (seen) this.tell({ painted: this.painted += 1, buffered: this.frames.size, ...seen });
-    for (const track of Object.values(this.tracks)) track.forget(time - KEPT_S);
+    this.tracks.sound?.forget(time - KEPT_S);
+    while (this.keys[1] <= time - KEPT_S) this.keys.shift();
+    this.tracks.video.forget(this.keys[0]); // up to a key frame: what lies before the next one would go, too
     if (this.copying) this.tell({ copy: await createImageBitmap(this.element) });
   }
 
