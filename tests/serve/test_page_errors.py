@@ -635,6 +635,32 @@ def test_a_file_that_is_played_ends_with_its_session(start: Starter, tmp_path: P
         assert page.value("pieces.every((socket) => socket === sockets[0])")
 
 
+def test_a_voice_that_is_chosen_while_a_session_opens_is_heard_in_it(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "quiet.wav").write_bytes(wav(np.zeros(16_000, "<i2"), 16_000))
+    with open_page(f"{start(talk_opener).url}/") as page:
+        page.until("document.getElementById('model').textContent")
+        page.value(  # the socket is opened when `connect` is called
+            "window.pieces = 0; const Known = WebSocket, wait = new Promise((go) => { window.connect = go; });"
+            "window.WebSocket = class extends EventTarget { static OPEN = 1; constructor(...given) { super();"
+            "wait.then(() => { this.real = new Known(...given); for (const name of ['onopen', 'onmessage', 'onclose'])"
+            "{ this.real[name] = this[name]; } this.real.binaryType = this.binaryType; }); }"
+            "get readyState() { return this.real?.readyState ?? 0; } close() { this.real?.close(); }"
+            "send(data) { pieces += typeof data !== 'string'; this.real.send(data); } }; true"
+        )
+        begin(page)
+        page.until(f"{STATE} === 'Opening'")
+        page.upload("#voice", tmp_path / "quiet.wav")
+        page.until("document.getElementById('voice-name').textContent === 'quiet.wav'")
+        page.value("connect(), true")
+        page.until("document.getElementById('voice-name').textContent === 'quiet.wav, 1 s'")
+        assert page.value("pieces") == 1
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('stop').click(), true")
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        assert page.value("pieces") == 1  # this one began with it
+
+
 def test_a_file_that_cannot_be_played_while_the_connection_is_lost_is_told(
     start: Starter, tmp_path: Path
 ) -> None:

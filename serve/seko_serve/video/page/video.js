@@ -32,7 +32,7 @@ let paused = false, hiddenPause = false, muted = false, begun = false;
 let trying; // what gives up the try to open a session that goes on
 let wells = [], wellsDrawn = ""; // and their descriptions
 let picturesSent = ""; // with which the session began
-let voice; // a data URL, with which the next session begins
+let voice, voiceSent; // a file and its data URL: with which the next session begins, and with which this one did
 const sent = new Map(); // by id: when a control was sent, its entry in the timeline, and the chunk that follows it
 const times = []; // when the last frames were painted
 let lastPainted; // when the last frame was painted
@@ -275,10 +275,10 @@ async function enter(prompt, signal) {
   };
   waits("Opening");
   await admitted(base, key(), async (place) => {
-    const given = pictures(); // as they are now: some may have been chosen in line
+    const given = pictures(), spoken = voice; // as they are now: some may have been chosen in line
     const session = {
       model: model.id, seed: seed(), ...(model.takes.prompt && { prompt }), ...given,
-      ...(voice && { [sounding().field]: voice }),
+      ...(spoken && { [sounding().field]: spoken.url }),
     };
     const trial = new Connection(base, key());
     listen(trial);
@@ -287,6 +287,7 @@ async function enter(prompt, signal) {
       await trial.open(session, hello, place);
       if (connection !== trial) return; // it was given up meanwhile
       picturesSent = JSON.stringify(given);
+      voiceSent = spoken;
       timeline.begin(session.seed, prompt);
     } catch (error) {
       if (connection === trial) connection = undefined;
@@ -345,6 +346,7 @@ function told(message) {
       gamepads.tellAgain();
     }
     if (filmed()) tellStrength();
+    attempted(speakChosen);
     if (!again || hiddenPause) heedSight(); // it was hidden while it waited, or while the socket was lost
   } else if (message.type === "received" || message.type === "applied") {
     const control = sent.get(message.id);
@@ -551,16 +553,24 @@ async function take(file, well = wells.find(({ url }) => !url) ?? wells[0]) {
       stage.open("files");
     } else invite();
   } else {
-    if (connection) {
+    if (begun) {
       const mine = connection; // its end is the voice's, too
       if (!mine.isOpen) throw new Error(AWAY);
       const seconds = await sendFile(file, model.limits, (samples, last) => mine.sendVoice(samples, last));
       find("voice-name").textContent = `${file.name}, ${seconds.toFixed(0)} s`;
     } else {
-      voice = await dataUrl(file, model.limits.voice_bytes);
+      voice = { file, url: await dataUrl(file, model.limits.voice_bytes) };
       find("voice-name").textContent = file.name;
+      await speakChosen();
     }
   }
+}
+
+/** Let a session hear the voice that was chosen while it opened. */
+async function speakChosen() {
+  if (!begun || voice === voiceSent) return;
+  voiceSent = voice;
+  await take(voice.file);
 }
 find("voice").addEventListener("change", ({ target }) => {
   const [file] = target.files;
