@@ -13,6 +13,7 @@ from starlette.websockets import WebSocket
 
 from seko_runtime import Session
 from seko_serve.errors import ServeError
+from seko_serve.live.session import LiveSession
 from seko_serve.protocol import Control
 from seko_serve.video.content import VideoContent
 from tests.speech.toy_speech import PATCH
@@ -325,6 +326,41 @@ def test_what_is_written_while_the_connection_of_a_page_that_speaks_is_lost_is_s
         page.until(f"{STATE} === 'Listening'")
         page.value("document.getElementById('say').click(), true")
         page.until("Number(document.body.dataset.samples || 0) > 0")
+
+
+def test_what_a_page_that_speaks_sends_into_a_dead_socket_is_said_when_it_is_back(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    control = LiveSession.control
+
+    def heard(session: LiveSession, taken: Control) -> None:
+        said.extend([taken.fields["text"]] if taken.type == "text" else [])
+        control(session, taken)
+
+    monkeypatch.setattr(LiveSession, "control", heard)
+    with open_page(f"{start(speech_opener).url}/") as page:
+        page.until(f"{STATE} === 'Ready'")
+        page.value(COUNT_SOCKETS)
+        page.value("document.getElementById('start').click(), true")
+        page.until(f"{STATE} === 'Listening'")
+        page.value("document.getElementById('text').focus()")
+        page.value(
+            "sockets.at(-1).addEventListener('message', ({ data }) => "
+            "{ window.told ||= typeof data === 'string' && JSON.parse(data).type === 'received'; }), true"
+        )
+        page.call("Input.insertText", text="hallo. ")
+        page.until("window.told")
+        page.value("sockets.at(-1).send = () => {}, true")
+        page.call("Input.insertText", text="ja. ")
+        page.value("document.getElementById('say').click(), true")
+        page.value("sockets.at(-1).close(), true")
+        page.until(f"sockets.length > 1 && {STATE} === 'Listening'")
+        page.call("Input.insertText", text="ja. ")
+        end = time.monotonic() + LIMIT_S
+        while "".join(said) != "hallo. ja. ja. ":
+            assert time.monotonic() < end, said
+            time.sleep(0.05)
 
 
 def test_a_connection_that_is_tried_again_while_it_opens_goes_on(

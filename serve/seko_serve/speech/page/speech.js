@@ -11,7 +11,8 @@ const BUFFER = 8; // chunks that may come before they are heard
 const BARS = 320, SAVE_TRIES = 10;
 
 let model, connection, sound, voice, begun = false, trying;
-let sent = ""; // of the text: what the server has
+let sent = ""; // of the text: what the server was sent
+const unheard = new Map(); // by id, what no receipt came of: the text that was sent before it, and whether it ended
 let written; // when the piece was sent whose sound has not come
 let samples = 0, started = false;
 let waiting = []; // chunks that came and were not heard: { chunk, end } in microseconds
@@ -101,6 +102,7 @@ async function enter(signal) {
 
 /** Take what a connection tells, for as long as it is the page's own. */
 function listen(mine) {
+  unheard.clear();
   [sent, samples, started, begun, written, waiting] = ["", 0, false, false, undefined, []];
   mine.addEventListener("media", ({ detail: { media } }) => { if (mine === connection) heard(media); });
   mine.addEventListener("told", ({ detail }) => { if (mine === connection) told(detail); });
@@ -145,8 +147,11 @@ function told(message) {
     showRunning(true);
     unblock();
     say("Listening", "live");
-    write();
+    writeAgain();
+  } else if (message.type === "received") {
+    unheard.delete(message.id);
   } else if (message.type === "rejected" || message.type === "error") {
+    unheard.delete(message.id);
     complain(sentence(message.message));
   } else if (message.type === "applied" && message.note) {
     complain(sentence(message.note));
@@ -207,11 +212,19 @@ function write(last = false) {
   if (!piece && !last) return;
   const letters = [...piece], most = model.limits.text_letters;
   for (let at = 0; at < Math.max(1, letters.length); at += most) {
-    const end = last && at + most >= letters.length;
-    connection.send("text", { text: letters.slice(at, at + most).join(""), ...(end && { last: true }) });
+    const part = letters.slice(at, at + most).join(""), end = last && at + most >= letters.length;
+    unheard.set(connection.send("text", { text: part, ...(end && { last: true }) }), { before: sent, end });
+    sent += part;
   }
   written ??= performance.now();
-  sent = text;
+}
+
+/** Send what was written while there was no socket, and before it what a dead one did not bring to the server. */
+function writeAgain() {
+  const [first, ...others] = unheard.values();
+  unheard.clear();
+  if (first) sent = first.before;
+  write([first, ...others].some((one) => one?.end));
 }
 
 find("text").addEventListener("input", () => {
