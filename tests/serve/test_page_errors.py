@@ -363,6 +363,21 @@ def test_what_a_page_that_speaks_sends_into_a_dead_socket_is_said_when_it_is_bac
             time.sleep(0.05)
 
 
+def test_a_page_that_speaks_makes_one_file_however_often_save_is_pressed(start: Starter) -> None:
+    with open_page(f"{start(speech_opener).url}/") as page:
+        page.until(f"{STATE} === 'Ready'")
+        page.value(
+            "window.asked = 0; const ask = fetch; window.fetch = (url, ...given) => "
+            "{ asked += String(url).endsWith('audio/speech'); return ask(url, ...given); }; true"
+        )
+        page.value("document.getElementById('text').value = 'hallo', true")
+        for times in (1, 2):  # one can be made after another
+            page.value(
+                "document.getElementById('save').click(), document.getElementById('save').click(), true"
+            )
+            page.until(f"asked === {times} && {STATE} === 'Saved'")
+
+
 def test_a_connection_that_is_tried_again_while_it_opens_goes_on(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

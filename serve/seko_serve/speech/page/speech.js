@@ -238,7 +238,15 @@ find("dock").addEventListener("submit", (event) => {
 find("say").onclick = () => write(true);
 find("again").onclick = () => { sent = ""; write(true); };
 find("hush").onclick = () => { if (!connection?.send("restart")) complain(AWAY); };
-find("save").onclick = () => attempted(async () => {
+let saving = false;
+find("save").onclick = async () => {
+  if (saving) return;
+  saving = true;
+  await attempted(saveSpeech);
+  saving = false;
+};
+
+async function saveSpeech() {
   const input = find("text").value.trim();
   if (!input) throw new Error("Write something first");
   const words = find("words").value.trim();
@@ -260,7 +268,7 @@ find("save").onclick = () => attempted(async () => {
   say("Saved");
   document.body.dataset.saved = blob.size;
   saveFile(blob, "seko.mp3");
-});
+}
 find("voice").addEventListener("change", ({ target }) => attempted(async () => {
   if (!target.files[0]) return;
   voice = await dataUrl(target.files[0], model.limits.voice_bytes);
