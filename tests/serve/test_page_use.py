@@ -334,6 +334,20 @@ def test_a_recording_plays_what_was_shown(start: Starter, tmp_path: Path) -> Non
     assert np.mean([frame.std() for frame in frames]) > 5  # pictures, not black
 
 
+def test_a_recording_of_a_pause_alone_is_no_file(start: Starter, tmp_path: Path) -> None:
+    with open_page(f"{start().url}/") as page:
+        page.save_into(tmp_path)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('pause').click(), true")
+        page.until("document.getElementById('state').textContent === 'Paused'")
+        page.until("Number(document.getElementById('buffered').textContent) === 0")
+        for _ in range(2):
+            page.value("document.getElementById('record').click(), true")
+        page.until("document.getElementById('state').textContent.startsWith('Nothing was shown')")
+        assert page.value("document.body.dataset.saved === undefined")
+
+
 def test_a_recording_has_the_sound_that_was_heard(start: Starter, tmp_path: Path) -> None:
     tone = (12_000 * np.sin(2 * np.pi * 440 * np.arange(16_000 * 30) / 16_000)).astype("<i2")
     (tmp_path / "tone.wav").write_bytes(wav(tone, 16_000))

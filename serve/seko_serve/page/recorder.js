@@ -23,13 +23,16 @@ export class Recorder {
     }, TELL_MS);
   }
 
-  add(bitmap) { this.context.transferFromImageBitmap(bitmap); }
+  add(bitmap) {
+    this.context.transferFromImageBitmap(bitmap);
+    this.begun = true;
+  }
 
-  /** End; return the file. */
+  /** End; return the file, or nothing where no frame was shown. */
   stop() {
     clearInterval(this.timer);
     return new Promise((resolve) => {
-      this.recorder.onstop = () => resolve(new Blob(this.parts, { type: this.recorder.mimeType }));
+      this.recorder.onstop = () => resolve(this.begun && new Blob(this.parts, { type: this.recorder.mimeType }));
       this.recorder.stop();
     });
   }

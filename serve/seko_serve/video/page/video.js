@@ -537,6 +537,7 @@ async function finishRecording() {
   find("record").setAttribute("aria-pressed", false);
   find("recording").hidden = true;
   const blob = await done.stop();
+  if (!blob) { complain("Nothing was shown while it recorded, so there is no file"); return; }
   document.body.dataset.saved = blob.size;
   save(blob);
 }
