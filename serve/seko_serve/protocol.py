@@ -384,6 +384,11 @@ def message(kind: str, **fields: object) -> str:
     return json.dumps({"type": kind, **fields}, separators=(",", ":"), allow_nan=False)
 
 
+def codec_of(message: bytes) -> int:
+    """Return the codec of a binary message that `Media.pack` has made."""
+    return message[1]
+
+
 def parse_received(received: str | bytes) -> Media | dict[str, Any]:
     """Parse a message that a client received.
 

@@ -293,13 +293,13 @@ def test_a_chunk_that_was_under_way_when_a_socket_was_lost_starts_no_clock(
     monkeypatch.setattr("seko_serve.live.viewer.time", SimpleNamespace(monotonic=lambda: now[0]))
     viewer = Viewer(16.0, loop)
     first = viewer.enter()
-    viewer.attach(first, lambda: "ready", None, 1)
+    viewer.attach(first, lambda: "ready", None, 1, ())
     viewer.count(12)
     viewer.leave(first)
     viewer.count(12)
     now[0] += 60.0
     second = viewer.enter()
-    viewer.attach(second, lambda: "ready", -1, 1)
+    viewer.attach(second, lambda: "ready", -1, 1, ())
     assert not viewer.plays
     assert viewer.count(12).lateness == 0
     assert viewer.counts()["late_chunks"] == 0

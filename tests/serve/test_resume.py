@@ -17,7 +17,7 @@ from seko_runtime.errors import EnvironmentLacksError
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.live.session import Capture, LiveSession
-from seko_serve.protocol import Media
+from seko_serve.protocol import Codec, Media
 from seko_serve.store.base import StoreError
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.saved import VAIN_OWNERS
@@ -504,5 +504,27 @@ def test_a_socket_that_is_lost_before_anything_was_seen_lacks_nothing(start: Sta
         media, _ = await watch(client, 3)
         assert [packet.serial for packet in media] == list(range(len(media)))
         assert np.array_equal(pictures(media), alone(6, {0: PROMPT})[: len(media)])
+
+    run(test, server)
+
+
+def test_a_client_that_comes_back_with_another_codec_is_sent_that_one_alone(start: Starter) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["h264"], prompt=PROMPT)
+        while server.manager.sessions[session_of(client)].facts()["chunks"] < 2:
+            await asyncio.sleep(0.02)
+        await client.drop()
+        client._hello["codecs"] = ["mjpeg"]
+        await client.resume()
+        media, messages = await watch(client, 5)
+        assert {packet.codec for packet in media} == {Codec.MJPEG}
+        chunks = [message["chunk"] for message in messages if message["type"] == "chunk"]
+        assert chunks == [*range(5)]  # what each was, and what it followed, is told of all
+        assert {2, 3, 4} <= {
+            packet.chunk for packet in media
+        }  # and what was still to be encoded when it came back
+        assert [packet.first for packet in media] == [*range(media[0].first, media[-1].first + 1)]
 
     run(test, server)

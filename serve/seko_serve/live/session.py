@@ -182,7 +182,7 @@ class LiveSession:
             self.content.attach(codecs)
             return ready()
 
-        self.viewer.attach(connection, begin, last_serial, buffer)
+        self.viewer.attach(connection, begin, last_serial, buffer, codecs)
         if self._paused:
             self.viewer.tell(message("state", paused=True))
         self._wake()

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from seko_serve.errors import ServeError
 from seko_serve.live.connection import Connection
 from seko_serve.live.pace import Pace
 from seko_serve.live.watchers import Watchers
-from seko_serve.protocol import Codec, Media
+from seko_serve.protocol import Codec, Media, codec_of
 
 _COUNTS = ("chunks", "frames", "last_frames", "shown", "late", "due_chunks")  # of the clock, saved by name
 
@@ -77,6 +77,7 @@ class Viewer:
         self._loop, self._lock = loop, threading.Lock()
         self._pace, self.watchers = Pace(rate), Watchers(loop)
         self._connection: Connection | None = None
+        self._codecs: Collection[int] = ()  # of the client that came last
         self._serial = 0  # of the next binary message
         self._sent: deque[_Sent] = deque()
         self._whole = 0  # chunks of which all messages were sent
@@ -108,10 +109,15 @@ class Viewer:
         return connection
 
     def attach(
-        self, connection: Connection, begin: Callable[[], str], last_serial: int | None, buffer: int
+        self,
+        connection: Connection,
+        begin: Callable[[], str],
+        last_serial: int | None,
+        buffer: int,
+        codecs: Collection[int],
     ) -> None:
         """Begin or resume sending: first the message ``ready``, then the earlier messages that a resumed client has
-        not received.
+        not received. Media in other codecs than those of the client are left out, and count as shown.
 
         Parameters
         ----------
@@ -126,6 +132,8 @@ class Viewer:
             of the earlier messages, and all of their chunks count as shown.
         buffer : int
             Number of chunks that the viewer collects before playback begins.
+        codecs : collection of int
+            The codecs that the client has chosen, a `Codec` each.
 
         Raises
         ------
@@ -138,11 +146,14 @@ class Viewer:
             self._pace.stop()  # a chunk that was under way without a socket may have started it
             self._pace.buffer = buffer
             ready, lacked = begin(), []
+            self._codecs = codecs
             if last_serial is None:
                 self._acknowledge(self._whole - 1)
             else:
-                lacked = [sent.content for sent in self._sent if sent.serial > last_serial]
-                self._acknowledge(self._last_seen(last_serial))
+                earlier = [sent.content for sent in self._sent if sent.serial > last_serial]
+                lacked = [content for content in earlier if self._playable(content)]
+                none_left_out = len(lacked) == len(earlier)
+                self._acknowledge(self._last_seen(last_serial) if none_left_out else self._whole - 1)
                 if self._reopened and last_serial >= self._serial:
                     self._went_back = True
                     self._serial = last_serial + 1
@@ -249,7 +260,8 @@ class Viewer:
             with self._lock:
                 self._serial += isinstance(content, Media)
                 self._sent.append(_Sent(chunk, serial, packed))
-                self._deliver([packed])
+                if self._playable(packed):  # not what was encoded while a client with another codec came
+                    self._deliver([packed])
             self.watchers.send(packed, begins=isinstance(content, Media) and content.begins_video)
         with self._lock:
             self._whole = chunk + 1
@@ -298,6 +310,9 @@ class Viewer:
             sent.chunk for sent in self._sent if isinstance(sent.content, bytes) and sent.serial > last_serial
         )
         return next(lacked, self._whole) - 1
+
+    def _playable(self, content: str | bytes) -> bool:
+        return isinstance(content, str) or codec_of(content) in self._codecs
 
     def _deliver(self, messages: Iterable[str | bytes]) -> None:
         connection = self._connection

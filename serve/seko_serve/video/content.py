@@ -278,13 +278,14 @@ class VideoPiece:
     def encode(self, number: int, first: int) -> Iterator[Media]:
         """Yield the sound's packets, then a message for each frame, as soon as the part of the chunk that has it is on
         the host; see `Piece.encode`."""
-        encoder, track = self._content.frames, self._content.sound
-        if encoder is None or self._parts is None:
+        track = self._content.sound
+        if self._content.frames is None or self._parts is None:
             raise RuntimeError("a chunk was made for a session that nobody watches")
         if track is not None and self._heard is not None:
             yield from track.encode(self._heard, number, int(first * track.rate // self._content.rate))
         count = self._content.frames_of(self._chunk)
         for offset, frame in enumerate(frame for part in self._parts for frame in part[0]):
+            encoder = self._content.frames  # another one once a client with another codec has come
             packet = encoder.encode(frame)
             yield Media(
                 encoder.codec,
