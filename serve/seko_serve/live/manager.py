@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -144,8 +144,8 @@ class SessionManager:
         if (part := workload.part_of_work()) is not None:
             await self.device.in_parts(part)
         # Apart, as a store that does not answer may hold two of them up.
-        loops = (self._free_ended, self._park_alone, self._remove_old)
-        self._reapers = [asyncio.create_task(loop()) for loop in loops]
+        looks = (self._look_at_all(self._free_if_ended), self._look_at_all(self._park_if_alone))
+        self._reapers = [asyncio.create_task(loop) for loop in (*looks, self._remove_old())]
 
     async def drain(self) -> None:
         """Refuse new sessions, save all sessions, and close their sockets; a second call does nothing."""
@@ -561,37 +561,29 @@ class SessionManager:
         least = AWAITED_LEASE_S if saved and self.admission.waiting else self.settings.lease_s
         return min(least, self.settings.lease_s)
 
-    async def _free_ended(self) -> None:
-        """Free the rows of sessions that have failed, also while the store does not answer. An error of one session
-        does not end the loop."""
+    async def _look_at_all(self, look: Callable[[LiveSession], Awaitable[None]]) -> None:
+        """Look at all sessions again and again. An error of one session does not end the loop."""
         while True:
             await asyncio.sleep(REAP_S)
             for session in list(self.sessions.values()):
                 try:
-                    if session.end is not None:
-                        await self._drop(session)
+                    await look(session)
                 except Exception:
-                    _LOG.exception("session %s cannot be ended", session.name)
+                    _LOG.exception("the row of session %s cannot be freed", session.name)
+
+    async def _free_if_ended(self, session: LiveSession) -> None:
+        """Free the row of a session that has failed, also while the store does not answer."""
+        if session.end is not None:
+            await self._drop(session)
+
+    async def _park_if_alone(self, session: LiveSession) -> None:
+        """Save a session that has been alone for longer than its lease, and free its row."""
+        gone = session.alone_since
+        if session.end is None and gone is not None and time.monotonic() - gone > self._lease_s(session):
+            await self._park(session)
 
     async def _remove_old(self) -> None:
         """Remove what the store has of sessions to which nobody came back."""
         while True:
             await asyncio.sleep(REAP_S)
             await self.saving.remove_old(self.sessions)
-
-    async def _park_alone(self) -> None:
-        """Save the sessions that have been alone for longer than their lease, and free their rows. An error of one
-        session does not end the loop."""
-        while True:
-            await asyncio.sleep(REAP_S)
-            for session in list(self.sessions.values()):
-                gone = session.alone_since
-                try:
-                    if (
-                        session.end is None
-                        and gone is not None
-                        and time.monotonic() - gone > self._lease_s(session)
-                    ):
-                        await self._park(session)
-                except Exception:
-                    _LOG.exception("session %s cannot be parked", session.name)
