@@ -28,6 +28,7 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 
+_NAMED = re.compile(r"^(S\d): .*?, ring \d+")  # a shape that docs/performance.md names
 PLAIN_BLOCK = re.compile(r"(?P<head><!-- plain:(?P<name>\w+) -->\n).*?(?P<foot><!-- /plain -->)", re.DOTALL)
 
 LARGE = "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21"
@@ -355,8 +356,9 @@ def table(rows: Any, patterns: list[str]) -> str:
     for (figure, shape), row in newest.items():
         goal = goal_of(row)
         shown_goal = "" if goal is None else f"{goal:g}"
+        shown = _NAMED.sub(r"\1", shape)
         lines.append(
-            f"| `{figure}` | {shape} | {row['value']:.4g} {row['unit']} | {shown_goal} | {measured(row)} |"
+            f"| `{figure}` | {shown} | {row['value']:.4g} {row['unit']} | {shown_goal} | {measured(row)} |"
         )
     example = list(newest.values())[-1]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(example["versions"].items()))
