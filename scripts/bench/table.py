@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -352,17 +352,41 @@ def table(rows: Any, patterns: list[str]) -> str:
                 newest[row["figure"], shape] = row
     if not newest:
         raise ValueError(f"no row's figure fits {' '.join(patterns)}")
-    lines = ["| figure | measured on | value | goal | when |", "|---|---|---|---|---|"]
+    return _markdown(newest)
+
+
+def _markdown(newest: Mapping[tuple[str, str], dict[str, Any]]) -> str:
+    """Return rows as a table. What all have in common stands in its head, or below it."""
+    columns: dict[str, list[str]] = {name: [] for name in ("figure", "measured on", "value", "goal", "when")}
+    units = {row["unit"] for row in newest.values()}
     for (figure, shape), row in newest.items():
         goal = goal_of(row)
-        shown_goal = "" if goal is None else f"{goal:g}"
-        shown = _NAMED.sub(r"\1", shape)
-        lines.append(
-            f"| `{figure}` | {shown} | {row['value']:.4g} {row['unit']} | {shown_goal} | {measured(row)} |"
+        value = f"{row['value']:.4g}" if len(units) == 1 else f"{row['value']:.4g} {row['unit']}"
+        cells = (
+            f"`{figure}`",
+            _NAMED.sub(r"\1", shape),
+            value,
+            "" if goal is None else f"{goal:g}",
+            measured(row),
         )
+        for column, cell in zip(columns.values(), cells, strict=True):
+            column.append(cell)
+    names = {name: name for name in columns}
+    whens = set(columns["when"])
+    if len(units) == 1:
+        names["value"] += f", {units.pop()}"
+    if len(set(columns["figure"])) == 1:
+        names["value"] = names["value"].replace("value", columns.pop("figure")[0])
+    if not any(columns["goal"]):
+        del columns["goal"]
+    if len(whens) == 1:
+        del columns["when"]
+    head = [f"| {' | '.join(names[name] for name in columns)} |", "|---" * len(columns) + "|"]
+    lines = [f"| {' | '.join(cells)} |" for cells in zip(*columns.values(), strict=True)]
     example = list(newest.values())[-1]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(example["versions"].items()))
-    return "\n".join([*lines, "", f"Measured on {example['gpu']} with {versions}.", ""])
+    when = f", {whens.pop()}," if len(whens) == 1 else ""
+    return "\n".join([*head, *lines, "", f"Measured on {example['gpu']}{when} with {versions}.", ""])
 
 
 def measured(row: dict[str, Any]) -> str:
