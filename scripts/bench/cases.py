@@ -155,9 +155,12 @@ CASES: Mapping[str, Case] = {
     "lingbot": Case(
         "lingbot_v2_chunk_ms, lingbot_vs_compiled, lingbot_camera_share", "lingbot",
         LINGBOT | {"parts": ("chunk", "compiled", "share")},
-        LINGBOT_TRIAL | {"parts": ("chunk", "compiled", "share", "key", "fits")},
+        LINGBOT_TRIAL | {"parts": ("chunk", "compiled", "share", "key", "first_picture", "fits")},
     ),
     "lingbot_key": Case("lingbot_key_to_frame", "lingbot", LINGBOT | {"parts": ("key",)}, folder="lingbot"),
+    "lingbot_picture": Case(
+        "world_first_picture_s", "lingbot", LINGBOT | {"parts": ("first_picture",)}, folder="lingbot"
+    ),
     "lingbot_720p": Case("lingbot_720p_fits", "lingbot", LINGBOT | {"parts": ("fits",)}, folder="lingbot"),
     "seko_talk": Case(
         "talk_*", "seko_talk",

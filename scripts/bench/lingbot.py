@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +33,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.families.lingbot.model import LingbotModel
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.options.resolve import resolve_build
+from seko_export.video.recording import golden_text
 from seko_runtime.video.session import Session
 
 V1, V2, TINY = "lingbot-v1-fast", "lingbot-v2-fast", "lingbot-tiny"
@@ -41,7 +43,9 @@ BARS = {
     "lingbot_vs_compiled": 0.59,
     "lingbot_camera_share": 0.05,
     "lingbot_key_to_frame": 1.15,
+    "world_first_picture_s": 1.0,
 }
+OPENINGS = 5  # of which the median is taken
 
 
 @dataclass
@@ -150,9 +154,7 @@ def share(bench: Bench) -> None:
 
 def key(bench: Bench) -> None:
     """From reading the keys to the chunk's frames on the host, with Wan's VAE; in chunks without frames."""
-    vae = WanVaeConfig() if bench.options.preset != TINY else WanVaeConfig(base_dim=8)
-    config = bench.config().changed(vae=vae)
-    bench.compile([config])
+    config = _with_vae(bench)
     with bench.opened(config) as session:
         steer(session)
         for _ in range(fill_chunks(config.workload.stream)):
@@ -171,6 +173,24 @@ def key(bench: Bench) -> None:
     bench.row("lingbot_key_to_frame", config, figures["p99"] / chunk_ms, "p99, keys to frames / chunk",
               chunk_ms=chunk_ms, latency_ms=figures, chunk_with_decoding_ms=alone,
               video_frames=int(frames.shape[1]))  # fmt: skip
+
+
+def first_picture(bench: Bench) -> None:
+    """From a new start picture to the first frames on the host: a world that is left for another one."""
+    config = _with_vae(bench)
+    s = config.workload.stream
+    picture = np.random.default_rng(0).integers(0, 256, (s.height, s.width, 3), np.uint8)
+    seconds, opened = [], []
+    with bench.pool(config) as pool:
+        for _ in range(1 + OPENINGS):  # the first captures the chunk
+            began = time.perf_counter()
+            with pool.open_session(text=golden_text(config), image=picture) as session:
+                steer(session)
+                opened.append(time.perf_counter() - began)
+                next(session.run_chunk().video_parts())
+                seconds.append(time.perf_counter() - began)
+    bench.row("world_first_picture_s", config, statistics.median(seconds[1:]), "s, new start picture to first frames",
+              opened_s=statistics.median(opened[1:]), slowest_s=max(seconds[1:]), captured_s=seconds[0])  # fmt: skip
 
 
 def fits(bench: Bench) -> None:
@@ -193,7 +213,7 @@ def fits(bench: Bench) -> None:
                   weight_bytes=sum(weight.nbytes for weight in session.manifest.weights))  # fmt: skip
 
 
-PARTS = {part.__name__: part for part in (chunk, compiled, share, key, fits)}
+PARTS = {part.__name__: part for part in (chunk, compiled, share, key, first_picture, fits)}
 
 
 @dataclass
@@ -232,6 +252,14 @@ class _Clock:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+def _with_vae(bench: Bench) -> VideoBuild:
+    """Return the build with Wan's VAE, its engines compiled."""
+    vae = WanVaeConfig() if bench.options.preset != TINY else WanVaeConfig(base_dim=8)
+    config = bench.config().changed(vae=vae)
+    bench.compile([config])
+    return config
 
 
 def _need_chunk(bench: Bench) -> None:
