@@ -1,5 +1,5 @@
-"""Makes a seeded random checkpoint, LoRA, VAE, tiny decoder or CLIP in any format the loader reads; ends in one JSON
-line."""
+"""Makes a seeded random checkpoint, LoRA, VAE, tiny decoder, CLIP or text encoder in any format the loader reads; ends
+in one JSON line."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from scripts.random_clip import write_random_clip
 from scripts.random_lora import FORMS as LORAS
 from scripts.random_lora import random_pairs, write_lora
 from scripts.random_speech import stored_tensors, write_random_voxcpm2
+from scripts.random_text import SIZES as TEXTS
+from scripts.random_text import write_random_text
 from scripts.random_vae import FORMS as VAE_FORMS
 from scripts.random_vae import SIZES as VAES
 from scripts.random_vae import write_random_vae
@@ -47,6 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.clip is not None:
             form = options.format or CLIP_FORMS[0]
             count = write_random_clip(options.output, CLIPS[options.clip], form, **drawn)
+        elif options.text is not None:
+            form, count = "transformers", write_random_text(options.output, TEXTS[options.text], **drawn)
         elif options.preset in SPEECH:
             if options.format is not None:
                 parser.error(f"--format: {options.preset} has one, a folder; leave it out")
@@ -69,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         "format": form,
         "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         "keys": count,
-        "preset": options.vae or options.clip or options.preset,
+        "preset": options.vae or options.clip or options.text or options.preset,
         "seed": options.seed,
         "dtype": options.dtype,
         "seconds": round(time.monotonic() - started, 3),
@@ -117,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--vae", choices=sorted(VAES), help="a VAE or tiny decoder, not the preset's weights")
     parser.add_argument("--clip", choices=CLIPS, help="a CLIP image encoder, not the preset's weights")
+    parser.add_argument("--text", choices=TEXTS, help="a text encoder, not the preset's weights")
     parser.add_argument("--rank", type=int, default=16, help="of the LoRA")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")

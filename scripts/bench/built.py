@@ -67,6 +67,12 @@ def vae_file(work: Path, name: str) -> Path:
     return _made(work / f"{name}.pth", "--vae", name)
 
 
+def text_encoder(work: Path, name: str) -> Path:
+    """Return a folder of a text encoder with random weights, likewise."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return _made(work / name, "--text", name, "--device", device)
+
+
 def _made(path: Path, *arguments: str) -> Path:
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

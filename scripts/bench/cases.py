@@ -141,6 +141,11 @@ CASES: Mapping[str, Case] = {
     "fit14": Case(
         "sessions_fit_14b_fp4", "sessions_fit", {"preset": "wan-14b", "kv": ("fp4",), "most": 1000}, builds=False
     ),
+    "small_gpus": Case(
+        "fits_8gb_1p3b, fits_12gb_1p3b, fits_16gb_5b, fits_24gb_14b, fits_24gb_lingbot", "small_gpus",
+        {"parts": ("8gb_1p3b", "12gb_1p3b", "16gb_5b", "24gb_14b", "24gb_lingbot"), "chunks": 12},
+        {"chunks": 2},
+    ),
     "threads": Case(
         "thread_soak_mismatches", "thread_soak",
         {"build": ("--preset", "sample", "--no-text", "--fp4-kv"), "chunks": 20_000, "threads": 8, "seed": 0},

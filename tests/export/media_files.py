@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from scripts.random_checkpoint import write_random_checkpoint
+from scripts.random_text import transformers_fields
 from seko_export.config.media import TextEncoderConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
@@ -79,21 +80,6 @@ def write_sample(folder: Path) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-def transformers_fields(config: TextEncoderConfig) -> dict[str, object]:
-    """Return config.json of transformers' class for this encoder."""
-    return {
-        "model_type": "umt5",
-        "vocab_size": config.vocab_size,
-        "d_model": config.dim,
-        "num_heads": config.heads,
-        "d_kv": config.head_dim,
-        "d_ff": config.ffn_dim,
-        "num_layers": config.layers,
-        "relative_attention_num_buckets": config.buckets,
-        "relative_attention_max_distance": config.max_distance,
-    }
 
 
 def transformers_config(config: TextEncoderConfig):

@@ -1,0 +1,65 @@
+"""Random UMT5 encoders as transformers' folders, with the sample's tokenizer, for `scripts/make_checkpoint.py
+--text`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from scripts.random_checkpoint import RandomFile, write_random_folder
+from seko_export.checkpoints.json_files import CONFIG_FILE
+from seko_export.config.media import TextEncoderConfig
+from seko_export.errors import UsageError
+from seko_export.media.umt5.keys import text_shapes, text_transformers_names
+
+SIZES = {
+    "umt5-xxl": TextEncoderConfig(),
+    "umt5-tiny": TextEncoderConfig(
+        vocab_size=64, dim=64, heads=2, head_dim=32, ffn_dim=64, layers=2
+    ),  # of `tiny`
+}
+TOKENIZER = "tokenizer.json"
+_SAMPLE = Path(__file__).parents[1] / "seko_export" / "sample"
+
+
+def write_random_text(
+    path: Path, config: TextEncoderConfig, *, seed: int, dtype: torch.dtype, device: str
+) -> int:
+    """Write a text encoder of seeded random weights as a folder, and return its number of tensors.
+
+    Raises
+    ------
+    UsageError
+        If the path exists.
+    MachineError
+        If the folder cannot be written.
+    """
+    if path.exists():
+        raise UsageError(f"{path} exists; remove it or name another path")
+    names, shapes = text_transformers_names(config), text_shapes(config)
+    tokenizer = json.loads((_SAMPLE / TOKENIZER).read_text(encoding="utf-8"))
+    write_random_folder(
+        path,
+        {"model.safetensors": RandomFile({names[name]: shape for name, shape in shapes.items()}, dtype)},
+        {CONFIG_FILE: transformers_fields(config), TOKENIZER: tokenizer},
+        seed=seed,
+        device=device,
+    )
+    return len(shapes)
+
+
+def transformers_fields(config: TextEncoderConfig) -> dict[str, object]:
+    """Return config.json of transformers' class for this encoder."""
+    return {
+        "model_type": "umt5",
+        "vocab_size": config.vocab_size,
+        "d_model": config.dim,
+        "num_heads": config.heads,
+        "d_kv": config.head_dim,
+        "d_ff": config.ffn_dim,
+        "num_layers": config.layers,
+        "relative_attention_num_buckets": config.buckets,
+        "relative_attention_max_distance": config.max_distance,
+    }
