@@ -18,6 +18,8 @@ from scripts.random_checkpoint import FORMS, write_random_checkpoint
 from scripts.random_clip import FORMS as CLIP_FORMS
 from scripts.random_clip import SIZES as CLIPS
 from scripts.random_clip import write_random_clip
+from scripts.random_text import SIZES as TEXTS
+from scripts.random_text import write_random_text
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.model import ModelConfig
 from seko_export.errors import MachineError, UsageError
@@ -25,6 +27,7 @@ from seko_export.families.wan_layout.keys import spread, wan_shapes
 from seko_export.families.wan_layout.namings import wan_to_diffusers
 from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.clip.files import clip_config_of, clip_shapes, clip_weights
+from seko_export.media.umt5.dimensions import text_config_of
 from seko_runtime.errors import DiskError
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_checkpoint.py"
@@ -197,3 +200,12 @@ def test_full_clip_has_the_published_sizes() -> None:
     assert shapes["transformer.31.attn.to_qkv.weight"] == (3840, 1280)
     assert shapes["transformer.31.mlp.0.weight"] == (5120, 1280)
     assert "transformer.32.norm1.weight" not in shapes
+
+
+def test_a_text_encoder_is_one_that_the_exporter_reads(tmp_path: Path) -> None:
+    config = TEXTS["umt5-tiny"]
+    written = write_random_text(tmp_path / "text", config, seed=0, dtype=torch.bfloat16, device="cpu")
+    assert text_config_of(tmp_path / "text") == config
+    assert written == 2 + config.layers * 10
+    with pytest.raises(UsageError, match="exists"):
+        write_random_text(tmp_path / "text", config, seed=0, dtype=torch.bfloat16, device="cpu")
