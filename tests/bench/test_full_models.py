@@ -44,6 +44,7 @@ def test_every_part_of_lingbot_makes_its_row(tmp_path: Path) -> None:
         "lingbot_vs_compiled",
         "lingbot_camera_share",
         "lingbot_key_to_frame",
+        "world_first_picture_s",
         "lingbot_720p_fits",
     ]
     assert all(row["value"] > 0 and row["bar"] is None for row in rows)
@@ -108,5 +109,5 @@ def test_every_part_of_worlds_makes_its_row(tmp_path: Path) -> None:
 
 def test_what_begins_too_late_is_named(tmp_path: Path) -> None:
     report, rows = run(tmp_path, "lingbot", "--seconds", "0")
-    assert report["skipped"] == ["chunk", "compiled", "share", "key", "fits"]
+    assert report["skipped"] == ["chunk", "compiled", "share", "key", "first_picture", "fits"]
     assert rows == []
