@@ -181,13 +181,23 @@ def check_folder_place(output_path: Path, *, replace: bool) -> None:
 def _looks_like_ours(folder: Path) -> bool:
     """Return whether a folder with a manifest.json, which web apps and extensions of browsers have, too, is an artifact
     or what is left of a damaged one."""
-    if (folder / ENGINES_FOLDER).is_dir():
-        return True
     try:
-        manifest = (folder / MANIFEST_FILE).read_bytes()
-    except OSError:  # it has just been replaced, or cannot be read
-        return not (folder / MANIFEST_FILE).is_file()
-    return b'"format_version"' in manifest
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # one folder, whatever takes its name meanwhile
+    except FileNotFoundError:
+        return True  # it has just been replaced
+    except OSError:
+        return False
+    try:
+        if ENGINES_FOLDER in os.listdir(held):
+            return True
+        with open(os.open(MANIFEST_FILE, os.O_RDONLY, dir_fd=held), "rb") as manifest:
+            return b'"format_version"' in manifest.read()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(held)
 
 
 def _is_artifact(path: Path) -> bool | None:
