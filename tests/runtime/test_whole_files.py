@@ -104,6 +104,9 @@ def test_what_is_no_artifact_is_never_replaced(tmp_path, replace):
     (tmp_path / "folder/manifest.json").write_text('{"manifest_version": 3}')  # of a browser's extension
     with pytest.raises(UsageError, match="is no artifact"):
         build(tmp_path / "folder", replace=True)
+    (tmp_path / "folder/engines").write_text("a file")
+    with pytest.raises(UsageError, match="is no artifact"):
+        build(tmp_path / "folder", replace=True)
 
 
 @pytest.mark.parametrize("parent", ["/proc/nowhere", "/proc", "FILE", "FILE/deeper", "/dev/null"])

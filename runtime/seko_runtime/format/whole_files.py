@@ -182,14 +182,15 @@ def _looks_like_ours(folder: Path) -> bool:
     """Return whether a folder with a manifest.json, which web apps and extensions of browsers have, too, is an artifact
     or what is left of a damaged one."""
     try:
-        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # one folder, whatever takes its name meanwhile
+        held = os.open(folder, os.O_PATH | os.O_DIRECTORY)  # one folder, whatever takes its name meanwhile
     except FileNotFoundError:
         return True  # it has just been replaced
     except OSError:
         return False
     try:
-        if ENGINES_FOLDER in os.listdir(held):
-            return True
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.stat(ENGINES_FOLDER, dir_fd=held).st_mode):
+                return True
         with open(os.open(MANIFEST_FILE, os.O_RDONLY, dir_fd=held), "rb") as manifest:
             return b'"format_version"' in manifest.read()
     except FileNotFoundError:
