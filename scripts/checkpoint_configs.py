@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from seko_export.config.media import TextEncoderConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 from seko_export.families.abot.model import AbotModel
@@ -121,3 +122,18 @@ def stored_matrix_game_diffusers_config(config: ModelConfig) -> dict[str, object
         name: value for name, value in wan_diffusers_config(config).items() if not name.startswith("text_")
     }
     return fields | {"image_tokens": MatrixGameModel.of(config).image_tokens}
+
+
+def umt5_config(config: TextEncoderConfig) -> dict[str, object]:
+    """Return the content of config.json for a text encoder: the arguments of ``transformers.UMT5Config``."""
+    return {
+        "model_type": "umt5",
+        "vocab_size": config.vocab_size,
+        "d_model": config.dim,
+        "num_heads": config.heads,
+        "d_kv": config.head_dim,
+        "d_ff": config.ffn_dim,
+        "num_layers": config.layers,
+        "relative_attention_num_buckets": config.buckets,
+        "relative_attention_max_distance": config.max_distance,
+    }

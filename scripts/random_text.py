@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from scripts.checkpoint_configs import umt5_config
 from scripts.random_checkpoint import RandomFile, write_random_folder
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.config.media import TextEncoderConfig
@@ -43,23 +44,8 @@ def write_random_text(
     write_random_folder(
         path,
         {"model.safetensors": RandomFile({names[name]: shape for name, shape in shapes.items()}, dtype)},
-        {CONFIG_FILE: transformers_fields(config), TOKENIZER: tokenizer},
+        {CONFIG_FILE: umt5_config(config), TOKENIZER: tokenizer},
         seed=seed,
         device=device,
     )
     return len(shapes)
-
-
-def transformers_fields(config: TextEncoderConfig) -> dict[str, object]:
-    """Return config.json of transformers' class for this encoder."""
-    return {
-        "model_type": "umt5",
-        "vocab_size": config.vocab_size,
-        "d_model": config.dim,
-        "num_heads": config.heads,
-        "d_kv": config.head_dim,
-        "d_ff": config.ffn_dim,
-        "num_layers": config.layers,
-        "relative_attention_num_buckets": config.buckets,
-        "relative_attention_max_distance": config.max_distance,
-    }

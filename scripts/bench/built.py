@@ -58,8 +58,7 @@ def build_once(
 def checkpoint(work: Path, preset: str, form: str = "self-forcing") -> Path:
     """Return a preset's checkpoint of random weights in the work folder, made there once; it may be waited for."""
     path = work / f"{preset}.{'pt' if form == 'self-forcing' else 'safetensors'}"
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return _made(path, "--preset", preset, "--format", form, "--device", device)
+    return _made(path, "--preset", preset, "--format", form, "--device", _device())
 
 
 def vae_file(work: Path, name: str) -> Path:
@@ -69,8 +68,11 @@ def vae_file(work: Path, name: str) -> Path:
 
 def text_encoder(work: Path, name: str) -> Path:
     """Return a folder of a text encoder with random weights, likewise."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return _made(work / name, "--text", name, "--device", device)
+    return _made(work / name, "--text", name, "--device", _device())
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _made(path: Path, *arguments: str) -> Path:

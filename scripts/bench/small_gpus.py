@@ -20,6 +20,7 @@ import torch
 from scripts.bench import built
 from scripts.bench.children import last_json
 from scripts.bench.rows import append_row
+from seko_export.video.plan.fit import memory_of
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Card:
     preset: str
     vae: str
     text: str = "umt5-xxl"
+
+    @property
+    def memory_bytes(self) -> int:
+        """What ``--fit`` takes the memory for."""
+        return memory_of(self.memory, None)
 
     @property
     def shape(self) -> str:
@@ -92,9 +98,8 @@ def run(options: argparse.Namespace) -> None:
     if options.prepare:
         return
     for name, card in cards.items():
-        bytes_ = int(card.memory.removesuffix("GB")) * 10**9
-        larger = [other for other, its in cards.items() if _gigabytes(its) > _gigabytes(card)]
-        with _held_but(bytes_):
+        larger = [other for other, its in cards.items() if its.memory_bytes > card.memory_bytes]
+        with _held_but(card.memory_bytes):
             result = last_json("-c", _STREAM, str(artifacts[name]), str(options.chunks))
             refused = {
                 other: last_json("-c", _STREAM, str(artifacts[other]), "1").get("refused", "it ran")
@@ -115,10 +120,6 @@ def run(options: argparse.Namespace) -> None:
             kv=result["kv"],
             larger_refused=refused,
         )
-
-
-def _gigabytes(card: Card) -> float:
-    return float(card.memory.removesuffix("GB"))
 
 
 def _built(work: Path, name: str, card: Card) -> Path:

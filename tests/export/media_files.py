@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from scripts.checkpoint_configs import umt5_config
 from scripts.random_checkpoint import write_random_checkpoint
-from scripts.random_text import transformers_fields
 from seko_export.config.media import TextEncoderConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
@@ -44,7 +44,7 @@ def write_text_encoder(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     names = text_transformers_names(TEXT)
     _save(folder / "model.safetensors", {names[name]: shape for name, shape in text_shapes(TEXT).items()})
-    (folder / "config.json").write_text(json.dumps(transformers_fields(TEXT)))
+    (folder / "config.json").write_text(json.dumps(umt5_config(TEXT)))
     write_tokenizer(folder / "tokenizer.json")
     return folder
 
@@ -76,7 +76,7 @@ def write_sample(folder: Path) -> Path:
         "stream": asdict(SAMPLE_STREAM),
         "schedule": {"timesteps": [1000.0, 750.0], "shift": 3.0},
         "vae": asdict(VAE),
-        "text": transformers_fields(TEXT),
+        "text": umt5_config(TEXT),
     }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -86,7 +86,7 @@ def transformers_config(config: TextEncoderConfig):
     """Return transformers' own configuration of this encoder."""
     from transformers import UMT5Config
 
-    return UMT5Config.from_dict(transformers_fields(config))
+    return UMT5Config.from_dict(umt5_config(config))
 
 
 def _save(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
