@@ -117,8 +117,12 @@ class TargetConfig:
 
     @property
     def plain(self) -> TargetConfig:
-        """Return this target for one rank, with transformer layers in plain torch. It takes the same weights of the
-        text encoder."""
+        """Return this target for one rank, with transformer layers in plain torch. It takes the same weights of text
+        encoder and VAE; the latter depend on how many frames a call decodes, as the table of convolutions does."""
         return TargetConfig(
-            self.device, self.archs, convolutions=self.convolutions, offload_text=self.offload_text
+            self.device,
+            self.archs,
+            convolutions=self.convolutions,
+            offload_text=self.offload_text,
+            decode_frames=self.decode_frames,
         )

@@ -237,6 +237,8 @@ class VideoExport(ExportWorkload["VideoBuild"]):
         from seko_export.video.recording import GOLDEN_PROMPT, record
 
         ids = None if media.tokenizer is None else prompt_ids(media.tokenizer, config, GOLDEN_PROMPT)
+        if config.target.fp8:  # of a large model as long as reading it the first time
+            progress("reading the weights of the exact model", 0, 1)
         eager = {**weights, **_exact_weights(config, weights, checkpoint)}
         return record(config.as_batch, eager, progress, ids)
 

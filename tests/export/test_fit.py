@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from seko_export import BuildOptions
 from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
+from seko_export.families.registry import graph_of
 from seko_export.host.environment import Target
 from seko_export.media.pieces import decode_parts
-from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.roofline.gpus import GPUS
-from seko_export.roofline.work import Work
+from seko_export.roofline.work import Work, weight_sizes
 from seko_export.video.plan.fit import SAVINGS, fit, memory_of
 from seko_export.video.plan.memory import memory_report
 from seko_export.video.plan.predict import PlanRequest, config_of, predict
@@ -148,6 +149,19 @@ def test_a_build_for_gpus_elsewhere_is_fitted_to_them() -> None:
     options = BuildOptions(preset="tiny", backend="tensorrt-rtx", target="sm_86,sm_89", fit="24GB")
     resolved = workload_named("video").resolve_options(options)
     assert resolved.config.target.archs == ("sm_86", "sm_89")
+
+
+@pytest.mark.parametrize("name", ["wan-2.1", "lightvae"])
+def test_the_exact_model_decodes_with_the_same_weights(name: str) -> None:
+    """Which convolutions run in kernels with weights of their own depends on the frames of a call."""
+    request = PlanRequest(BuildOptions(preset="self-forcing-1.3b", fp4_kv=True, decode_frames=1), "h200")
+    config = config_of(request)[0].changed(vae=VAE_PRESETS[name])
+    own, exact = (
+        {weight for weight in weight_sizes(graph_of(build).pieces) if weight.startswith("vae.")}
+        for build in (config, config.as_exact)
+    )
+    assert exact
+    assert exact == own
 
 
 @given(st.integers(1, 12), st.integers(0, 14))
