@@ -203,6 +203,11 @@ MISSED: tuple[FigureLine, ...] = (
         (("h200", "lingbot_v2_chunk_ms", f"{WORLD}, camera once a pass"),),
     ),
     (
+        "seconds from a new start picture to the first frames, lingbot-v2-fast",
+        "{:.2f}",
+        (("h200", "world_first_picture_s", f"{WORLD}, camera once a chunk"),),
+    ),
+    (
         "a step on one GPU divided by that on two: 1.3B, plain layers",
         "{:.2f}",
         (("h200", "sp2_s1", "self-forcing-1.3b-bf16-sm_90, 2 GPUs"),),
