@@ -218,6 +218,11 @@ MISSED: tuple[FigureLine, ...] = (
         (("h200", "sp2_s5", "wan-14b, 40 layers, FP4, fp8, resident window, 2 GPUs"),),
     ),
     (
+        "two GPUs beside busy cores: time of a chunk, 99 of 100; its median = 1",
+        "{:.2f}",
+        (("h200", "sp_busy_p99", "self-forcing-1.3b-bf16-sm_90, 2 GPUs"),),
+    ),
+    (
         "speech, one row: time of a step; reading its weights once = 1",
         "{:.2f}",
         (("h200", "vox_step_vs_floor", "voxcpm2"),),
