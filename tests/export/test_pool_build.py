@@ -165,14 +165,15 @@ def test_profile_takes_a_pool(pool_artifact: BuildResult, invoke) -> None:
 
 @pytest.mark.slow
 def test_a_soak_finds_no_chunk_that_is_not_its_sessions_own(
-    pool_artifact: BuildResult, tmp_path: Path
+    pool_artifact: BuildResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The benchmark's threads, for two stories."""
-    options = Namespace(work=tmp_path, rows=tmp_path / "rows.jsonl", chunks=100, threads=3, seed=0)
+    """The benchmark's threads, for a short story each."""
+    monkeypatch.setattr(thread_soak, "STORY_CHUNKS", 15)
+    options = Namespace(work=tmp_path, rows=tmp_path / "rows.jsonl", chunks=45, threads=3, seed=0)
     thread_soak.soak(pool_artifact.artifact, options)
     row = json.loads(options.rows.read_text())
     assert (row["figure"], row["value"]) == ("thread_soak_mismatches", 0)
-    assert row["compared"] == 100
+    assert row["compared"] == 45
 
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

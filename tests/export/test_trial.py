@@ -28,6 +28,7 @@ from seko_export.tools.trial import check_shown, serve_page, try_artifact, write
 from seko_runtime.errors import InputFileError, UsageError
 from seko_runtime.format.manifest import MANIFEST_FILE
 from tests.export.media_files import write_vae
+from tests.support.uncompiled import UNCOMPILED
 
 TINY = PRESETS["tiny"].model
 
@@ -326,7 +327,10 @@ def test_the_page_is_run_after_the_report(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_a_video_of_an_artifact(small_artifact: Path, tmp_path: Path) -> None:
+def test_a_video_of_an_artifact(
+    small_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(UNCOMPILED, "1")
     report = write_video(small_artifact, tmp_path / "video.npy", ["--chunks", "1"])
     assert (tmp_path / "video.npy").is_file()
     assert report["format"] == "npy"
