@@ -23,13 +23,15 @@ from seko_runtime.controls import controls_of
 from seko_runtime.controls.camera import CameraControl
 from seko_runtime.controls.recording import Entry, Recording, as_json, copied, of_json, read_recording
 from seko_runtime.errors import InputFileError, UsageError
+from seko_runtime.format.manifest import Buffer
 from tests.matrix_game import test_stream as games
 from tests.matrix_game.streams import game_config
 from tests.seko_talk import streams as talks
-from tests.serve.toys import talk_opener, world_opener
+from tests.serve.toys import VOICE, talk_opener, world_opener
 from tests.support.voices import voice_control
 
 from . import toy, toy_inputs, toy_pool, toy_whole
+from .eager_backend import EagerBackend, write_whole
 
 PROMPT = "a b c"
 Change = Callable[[Session], None]
@@ -389,3 +391,35 @@ def test_the_command_line_replays_prompts_and_new_beginnings(whole_folder: Path,
         assert main([*asked, option, value]) == 2
     path.write_text(recording.text().replace('"seed":8', '"seed":{"base64":""}'), encoding="utf-8")
     assert main(asked) == 2  # and no TypeError
+
+
+def test_an_mp4_has_the_sound_of_a_voice_that_came_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its chunks as they were heard, also after a new beginning, which begins the voice anew."""
+    av = pytest.importorskip("av")
+    pytest.importorskip("tokenizers")
+    monkeypatch.setattr("seko_runtime.opening.artifact.open_backend", lambda *_: EagerBackend())
+    base = toy_whole.whole_manifest()
+    heard = Buffer(VOICE.buffer, (1, *VOICE.shape), VOICE.dtype, "host")
+    folder = write_whole(
+        tmp_path / "talk", toy.changed(base, inputs=(VOICE,), buffers=(*base.buffers, heard))
+    )
+    voice, played = np.sin(np.arange(80_000) * np.linspace(0.02, 0.2, 80_000)).astype(np.float32) / 2, []
+    with open_artifact(folder) as artifact, artifact.open_session(seed=5, prompt="a red disc") as session:
+        control, recording, at = session.controls["voice"], session.record(), 0
+        for number in range(4):
+            if number == 2:
+                session.restart(seed=8)
+            count = control.needed[1] - control.end
+            control.take({"samples": voice[at : at + count]})
+            at += count
+            chunk = session.run_chunk()
+            played.append(control.sound(int(chunk.frames[0, 0])))
+    path, out = tmp_path / "events.jsonl", tmp_path / "out.mp4"
+    path.write_text(recording.text(), encoding="utf-8")
+    assert main(["run", str(folder), "--events", str(path), "-o", str(out)]) == 0
+    with av.open(str(out)) as container:
+        sound = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
+    wanted = np.concatenate(played)
+    assert np.corrcoef(sound[: len(wanted)], wanted)[0, 1] > 0.99

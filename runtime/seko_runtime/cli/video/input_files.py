@@ -60,11 +60,25 @@ class RunInputs:
         """Whether inputs that the build recorded go with what the controls give."""
         return all(control.fits_recording or not control.active for control in self.controls[0].values())
 
-    @property
-    def sound_track(self) -> NDArray[np.float32] | None:
-        """The sound that is played with the video, float32 [N]; None without sound."""
+    def sound_track(self, samples: int) -> NDArray[np.float32] | None:
+        """Return the sound that is played with the video, float32 [N]; None without sound. That of a recording comes
+        while it is replayed: it is ``samples`` of silence, which `hear` fills."""
         sounding = self.controls[0].sounding()
-        return None if sounding is None else sounding.sound_track()
+        if sounding is None:
+            return None
+        sound: NDArray[np.float32] | None = sounding.sound_track()
+        if sound is not None and not self.entries:
+            return sound
+        speaks = any(entry.control == sounding.name for entry in self.entries)
+        return np.zeros(samples, np.float32) if speaks or sound is not None else None
+
+    def hear(self, sound: NDArray[np.float32], at: int, first_frame: int) -> None:
+        """Write what is played with a chunk of a recording, which begins at latent frame ``first_frame`` of its stream,
+        into the run's ``sound`` from a sample on."""
+        sounding = self.controls[0].sounding()
+        if sounding is not None and self.entries:
+            heard = sounding.sound(first_frame)[: len(sound) - at]
+            sound[at : at + len(heard)] = heard
 
     def recorded(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return the recorded inputs that the run uses: those that no control gives."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import mapping_of, shown
@@ -29,6 +30,7 @@ from seko_runtime.cli.video.options import INPUTS, MEDIA, OPTIONS, VIDEO
 from seko_runtime.controls.recording import Entry, read_recording
 from seko_runtime.errors import UsageError
 from seko_runtime.format.outputs import STDOUT
+from seko_runtime.media_files.sound import VOICE_RATE as RATE
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.artifact import VideoArtifact, video_artifact
 from seko_runtime.video.clocks import checked_seed
@@ -146,6 +148,7 @@ def _run(
         seeds = [options.seed + row for row in range(rows)]
         starts = bool(prompts) and prompts[0].due(stream, 0, 0)
         prompt = prompts[0].prompt if starts else None
+        sound = inputs.sound_track(options.chunks * _video_frames(manifest, 1) * RATE // stream.fps)
         with (
             artifact.open_pool(steps=options.steps, shift=options.shift) as pool,
             opened_in_lockstep(pool, _beginnings(artifact, seeds, prompt, conditioning, inputs)) as sessions,
@@ -157,12 +160,12 @@ def _run(
                 rows=rows,
                 form=options.format,
                 descriptor=descriptor,
-                sound=inputs.sound_track,
+                sound=sound,
             ) as writer,
         ):
             skipped = _not_compared(options, artifact, seeds)
             compared = frozenset() if skipped else frozenset(_golden_chunks(artifact))
-            job = _Job(artifact, sessions, writer, inputs, options.chunks, compared, progress, began)
+            job = _Job(artifact, sessions, writer, inputs, sound, options.chunks, compared, progress, began)
             progress.opened()
             job.run(deque(prompts[int(starts) :]))
         report = job.report()
@@ -185,6 +188,7 @@ class _Job:
     sessions: Lockstep
     writer: ChunkWriter
     inputs: RunInputs
+    sound: NDArray[np.float32] | None
     chunks: int
     compared: frozenset[int]
     progress: Progress
@@ -215,7 +219,10 @@ class _Job:
             if not self.inputs.replays:
                 recorded = self.inputs.recorded(self.artifact.golden_inputs(number, None))
             chunk = self.sessions.run_chunk(recorded | self.inputs.of_chunk(number))
-            frames += _video_frames(self.artifact.manifest, number)
+            first = int(chunk.rows[0].frames[0, 0])  # 0 again after a restart
+            if self.sound is not None:
+                self.inputs.hear(self.sound, frames * RATE // stream.fps, first)
+            frames += _video_frames(self.artifact.manifest, first)
             latents = None if self.writer.takes_frames else chunk.to_host()
             if number in self.compared:
                 latents_on_host = chunk.to_host() if latents is None else latents
@@ -305,10 +312,10 @@ def _beginnings(
         yield {**begun, "seed": seed, "controls": controls}
 
 
-def _video_frames(manifest: VideoManifest, number: int) -> int:
-    """Return the video frames of chunk ``number``, decoded or as a preview."""
+def _video_frames(manifest: VideoManifest, first: int) -> int:
+    """Return the video frames of a chunk whose first latent frame is ``first``, decoded or as a preview."""
     if manifest.workload.video is not None:
-        return manifest.workload.video.chunk_frames if number else manifest.workload.video.first_frames
+        return manifest.workload.video.chunk_frames if first else manifest.workload.video.first_frames
     return manifest.workload.stream.chunk_frames * manifest.workload.stream.video_frames_per_latent
 
 
