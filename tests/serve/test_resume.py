@@ -18,9 +18,10 @@ from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.live.session import Capture, LiveSession
 from seko_serve.protocol import Codec, Media
+from seko_serve.security.tokens import ResumeTokens
 from seko_serve.store.base import StoreError
 from seko_serve.store.folder import FolderStore
-from seko_serve.store.saved import VAIN_OWNERS
+from seko_serve.store.saved import VAIN_OWNERS, SavedSessions
 from tests.runtime import toy_pool
 
 from .clients import session_of, with_tokens_of
@@ -427,6 +428,47 @@ def test_a_full_disk_stops_no_stream_and_the_snapshot_before_stays(
         assert np.array_equal(pictures(media), alone(media[-1].chunk + 1, {0: PROMPT}))
         assert len(list((tmp_path / "store").glob("*.snapshot-*"))) == 1
         assert await server.manager.saving.find(session_of(client)) is not None
+
+    run(test, server)
+
+
+@pytest.mark.parametrize("fault", ["full", "silent"])
+def test_a_client_keeps_its_token_while_the_store_takes_no_other(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Otherwise it would hold one that no later process knows."""
+    server, real = start(**folder(tmp_path), snapshot_every=1), FolderStore.put
+    failing, answer = [False], threading.Event()
+
+    def put(store: FolderStore, name: str, pieces: Any) -> None:
+        if failing[0]:
+            if fault == "silent":
+                answer.wait()
+            raise StoreError("No space left on device")
+        real(store, name, pieces)
+
+    monkeypatch.setattr(FolderStore, "put", put)
+    monkeypatch.setattr("seko_serve.live.saving.TOKEN_S", 0.1)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        while not list((tmp_path / "store").glob("*.record*")):
+            await watch(client, 1)
+        await client.drop()
+        await idle(server)
+        failing[0], held = True, client.ready["resume"]
+        for _ in range(2):
+            await client.resume()
+            await watch(client, 3)
+            assert client.ready["resume"] == held
+            await client.drop()
+        record = SavedSessions(FolderStore(tmp_path / "store")).find(session_of(client))
+        assert record is not None
+        ResumeTokens(record.tokens).check(held)
+        failing[0] = False
+        answer.set()
+        await client.resume()
+        assert client.ready["resume"] != held
 
     run(test, server)
 

@@ -64,7 +64,7 @@ async def serve_stream(socket: WebSocket, manager: SessionManager, access: Acces
     try:
         hello = await _hello(socket)
         codecs = session.content.codecs(hello)
-        token = await manager.saving.token(session)
+        token = await manager.saving.token(session, entrance.resume)
         ready = partial(ready_message, session, manager, codecs, token)
         session.attach(connection, ready, last_serial, hello.fields.get("buffer", 1), codecs)
         await _exchange(socket, session, connection, manager, access)

@@ -138,9 +138,14 @@ class Saving:
         finally:
             session.snapshot_done()
 
-    async def token(self, session: LiveSession) -> str:
-        """Return the session's next resume token, which later server processes also accept, unless the store does not
-        answer within `TOKEN_S` seconds; ServeError if another process continues the session.
+    async def token(self, session: LiveSession, held: str = "") -> str:
+        """Return the session's next resume token, which later server processes also accept. If the store does not save
+        it within `TOKEN_S` seconds, the client keeps ``held``, the token with which it came, if it came with one.
+
+        Raises
+        ------
+        ServeError
+            If another process continues the session.
         """
         newest, saved = self._newest.get(session.name), self._saved
         token = session.tokens.rotate(session.made_chunks)
@@ -152,8 +157,11 @@ class Saving:
         done, _ = await asyncio.wait({task}, timeout=TOKEN_S)
         if not done:
             _LOG.error("session %s: its new token is not saved yet: the store does not answer", session.name)
-        elif task.result():
-            raise ServeError("conflict", TAKEN)
+        if session.end is not None:
+            raise session.end
+        if held and not (done and task.result()):
+            session.tokens.withdraw(token)
+            return held
         return token
 
     async def find(self, name: str) -> Record | None:
@@ -239,8 +247,8 @@ class Saving:
             _LOG.error("the store of snapshots does not answer; what is being written is given up")
 
     async def _write_tokens(self, session: LiveSession, newest: _NewestRecord, saved: SavedSessions) -> bool:
-        """Write a record with the session's tokens; return whether another process has taken the session over, which
-        then ends."""
+        """Write a record with the session's tokens, if it has one; return whether that did not fail. The session ends
+        if another process has taken it over."""
         async with newest.lock:
             record = newest.record
             if record is not None and not newest.forgotten:
@@ -249,10 +257,11 @@ class Saving:
                     newest.record = await self._run(lambda: saved.commit(record, following))
                 except TakenError:
                     session.finish(ServeError("conflict", TAKEN))
-                    return True
+                    return False
                 except StoreError as error:
                     _LOG.error("session %s: its new token is not saved: %s", session.name, error)
-        return False
+                    return False
+        return True
 
     async def _write_or_note(self, session: LiveSession, capture: Capture) -> None:
         try:

@@ -125,7 +125,7 @@ class ResumeTokens:
 
     def rotate(self, next_chunk: int) -> str:
         """Return a new resume token. The previous token becomes invalid once the client has shown a chunk that was made
-        after this call.
+        after this call. Of `MOST_TOKENS` the oldest, with which the client came last, and the newest stay.
 
         Parameters
         ----------
@@ -133,8 +133,14 @@ class ResumeTokens:
             Number of the next chunk to be made.
         """
         token = secrets.token_urlsafe(_BYTES)
-        self._issued = [*self._issued, (digest(token), next_chunk)][-MOST_TOKENS:]
+        self._issued.append((digest(token), next_chunk))
+        del self._issued[1 : 1 - MOST_TOKENS]
         return token
+
+    def withdraw(self, token: str) -> None:
+        """Make a token invalid that nobody was given."""
+        hashed = digest(token)
+        self._issued = [issued for issued in self._issued if issued[0] != hashed]
 
     def acknowledge(self, chunk: int) -> None:
         """Make older tokens invalid once a shown chunk proves that the client has a newer token."""
