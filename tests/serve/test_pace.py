@@ -37,6 +37,23 @@ def test_a_pause_counts_as_no_stall() -> None:
     assert pace.late == 0
 
 
+def test_a_chunk_that_waited_for_its_viewer_is_late_only_by_what_the_server_took_too_long() -> None:
+    """A chunk plays for a second, and the viewer says each time half a second too late that it has shown one."""
+    pace = Pace(fps=10.0)
+    pace.count_chunk(10, 1.0)
+    pace.count_chunk(10, 1.2)
+    assert pace.due(1.2) == 3.0
+    pace.acknowledge(0, 2.5)  # so the next one is needed at 3.5
+    assert pace.count_chunk(10, 3.25) == 0.0
+    assert pace.due(3.25) == 4.25
+    pace.acknowledge(1, 9.0)  # as when its tab was hidden
+    assert pace.count_chunk(10, 9.75) == 0.0
+    pace.acknowledge(1, 10.0)  # which says nothing new
+    pace.acknowledge(2, 10.5)
+    assert pace.count_chunk(10, 11.75) == 0.25
+    assert (pace.due_chunks, pace.late) == (4, 1)
+
+
 @given(st.integers(1, 4), st.lists(st.one_of(st.just("make"), st.integers(-3, 40)), max_size=80))
 def test_nothing_runs_further_ahead_than_the_credit(buffer: int, steps: list[str | int]) -> None:
     pace = Pace(fps=16.0, buffer=buffer)
@@ -45,5 +62,5 @@ def test_nothing_runs_further_ahead_than_the_credit(buffer: int, steps: list[str
             if pace.may_run():
                 pace.count_chunk(12, float(now))
         else:
-            pace.acknowledge(int(step))
+            pace.acknowledge(int(step), float(now))
         assert 0 <= pace.shown <= pace.chunks <= pace.shown + CREDIT + buffer - 1

@@ -3,6 +3,7 @@ the viewer has been shown."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 CREDIT = 2  # chunks that were made and not shown yet
@@ -34,6 +35,8 @@ class Pace:
     """Number of chunks with a due time, because the viewer was playing when they were made."""
     late: int = 0
     """Number of late chunks among the chunks with a due time."""
+    told_at: float = -math.inf
+    """Time at which the viewer last acknowledged a chunk that it had not acknowledged before."""
     begun: float | None = None
     """Time at which frame 0 was shown, shifted by all stalls since; None while the viewer collects chunks."""
     collected: int = 0
@@ -62,13 +65,19 @@ class Pace:
         return now if self.begun is None else self.begun + frames / self.fps
 
     def count_chunk(self, frames: int, now: float) -> float:
-        """Count a chunk that is ready now; return the seconds by which the chunk is late, 0 if the chunk is on time."""
+        """Count a chunk that is ready now; return the seconds by which the chunk is late, 0 if the chunk is on time.
+
+        A chunk is late if it comes after its due time, and after the viewer has shown all that it had not shown when
+        it last acknowledged a chunk. Otherwise the viewer is behind the clock, and the chunk has waited for it.
+        """
         lateness = 0.0
         if self.begun is not None:
-            lateness = max(0.0, now - self.due(now))
+            behind = max(0.0, now - self.due(now))
+            unshown = (self.chunks - self.shown) * self.last_frames
+            lateness = max(0.0, min(behind, now - (self.told_at + unshown / self.fps)))
             self.due_chunks += 1
             self.late += lateness > 0
-            self.begun += lateness  # the viewer stood still for so long
+            self.begun += behind  # the viewer stood still for so long
         self.chunks += 1
         self.frames += frames
         self.last_frames = frames
@@ -77,11 +86,13 @@ class Pace:
             self.begun = now - self.first / self.fps
         return lateness
 
-    def acknowledge(self, chunk: int) -> None:
+    def acknowledge(self, chunk: int, now: float) -> None:
         """Record that the viewer has shown all chunks up to number ``chunk``; numbers of chunks that were never made
         are ignored.
         """
-        self.shown = max(self.shown, min(chunk + 1, self.chunks))
+        shown = min(chunk + 1, self.chunks)
+        if shown > self.shown:
+            self.shown, self.told_at = shown, now
 
     def stop(self) -> None:
         """Stop the viewer's clock for a pause or a lost socket. The viewer collects chunks again before it continues

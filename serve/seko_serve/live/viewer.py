@@ -300,7 +300,7 @@ class Viewer:
     # -- with the lock held ------------------------------------------------------------------------------------
 
     def _acknowledge(self, chunk: int) -> None:
-        self._pace.acknowledge(chunk)
+        self._pace.acknowledge(chunk, time.monotonic())
         while self._sent and self._sent[0].chunk < self._pace.shown:
             self._sent.popleft()
 

@@ -193,7 +193,7 @@ class Session:
     def _shown(self, chunk: int, socket: int, _: Event) -> None:
         if socket != self._socket:
             return
-        self._pace.acknowledge(chunk)
+        self._pace.acknowledge(chunk, self._env.now)
         if self.frames(chunk + 1) >= self._wanted:
             self.detach(DONE)
         else:
