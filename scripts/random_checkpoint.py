@@ -41,7 +41,7 @@ from seko_export.families.registry import family_named
 from seko_export.families.seko_talk.keys import SEKO
 from seko_export.families.wan.keys import SELF_FORCING
 from seko_export.families.wan_layout.namings import DIFFUSERS, WAN
-from seko_runtime.format.disk_faults import check_space, disk_faults
+from seko_runtime.format.disk_faults import check_space
 from seko_runtime.format.safetensors_map import safetensors_head
 from seko_runtime.format.whole_files import check_file_place, whole_path
 from seko_runtime.host.faults import told_by_the_system
@@ -261,10 +261,8 @@ def _appearing_whole(path: Path, size: int) -> Iterator[Path]:
     if os.path.lexists(path):
         raise UsageError(f"{path} exists; remove it or name another path: a checkpoint is never overwritten")
     check_file_place(path)
-    with disk_faults(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    check_space(path.parent, size)
     with whole_path(path, replace=False) as unfinished:
+        check_space(path.parent, size)
         yield unfinished
 
 

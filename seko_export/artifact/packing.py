@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from seko_export.errors import UsageError
-from seko_runtime.format.disk_faults import check_space, disk_faults
+from seko_runtime.format.disk_faults import check_space
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from seko_runtime.format.tar_format import END, member_header, padding, tar_bytes
 from seko_runtime.format.whole_files import check_file_place, is_inside, whole_file
@@ -63,8 +63,6 @@ def pack_artifact(folder: Path, output_path: Path, *, replace: bool = False) -> 
     heads = {MANIFEST_FILE: checked.document}
     if checked.signature is not None:
         heads[SIGNATURE_FILE] = checked.signature
-    with disk_faults(output_path):
-        output_path.absolute().parent.mkdir(parents=True, exist_ok=True)
     with whole_file(output_path, replace=replace) as file:
         check_space(output_path.absolute().parent, size)
         for path, head in heads.items():

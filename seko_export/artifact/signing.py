@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seko_export.errors import MachineError, UsageError
-from seko_runtime.format.disk_faults import disk_faults
 from seko_runtime.format.manifest import SIGNATURE_FILE
 from seko_runtime.format.trust import (
     SIGNATURE_VERSION,
@@ -89,8 +88,6 @@ def make_key(output_path: Path, passphrase: bytes | None = None) -> KeyPair:
     )
     key = _public_key(private_key)
     name = "".join(letter if letter.isprintable() else "?" for letter in output_path.name)
-    with disk_faults(output_path):
-        output_path.parent.mkdir(parents=True, exist_ok=True)
     # The public key gets its name first, so that no private one stands alone.
     with (
         whole_file(output_path, replace=False, mode=0o600) as private_file,

@@ -21,7 +21,6 @@ from seko_export.host import environment
 from seko_export.host.child_process import last_line, run_child
 from seko_export.tools.inspection import bench_artifact, inspect_artifact, verify_artifact
 from seko_runtime.errors import SekoRuntimeError
-from seko_runtime.format.disk_faults import disk_faults
 from seko_runtime.format.whole_files import check_file_place, is_inside, whole_file
 
 REPORT, CLIP = "report.json", "clip.mp4"
@@ -78,8 +77,6 @@ def write_report(artifact: Path | Callable[[], Path], output: Path, chunks: int)
             found["artifact"] = described or inspect_artifact(given)
             _examine(found, given, clip, chunks)
         text = _anonymous(json.dumps(found, indent=1, default=str), _names(given, Path(folder)))
-        with disk_faults(output):
-            output.parent.mkdir(parents=True, exist_ok=True)
         with (
             whole_file(output, replace=True) as file,
             zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,

@@ -23,7 +23,6 @@ from seko_export.host.workshop import workshop
 from seko_export.tools.profile_trace import CHUNK_RANGE, ENGINE_RANGE, Digest, digest_trace, scrubbed
 from seko_runtime import VideoArtifact
 from seko_runtime.backends.memory import Engine, Tensor
-from seko_runtime.format.disk_faults import disk_faults
 from seko_runtime.format.whole_files import check_file_place, is_inside, whole_file
 from seko_runtime.video.lockstep import Lockstep
 
@@ -268,8 +267,6 @@ def _digest_of(trace: Mapping[str, Any], on_device: bool) -> Digest:
 def write_trace(path: Path, trace: Mapping[str, Any]) -> None:
     """Write a trace to a file, without the names of this machine and its user."""
     clean = scrubbed(trace, [name for name in (_user(), platform.node()) if name])
-    with disk_faults(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path, replace=True) as file:
         file.write(json.dumps(clean).encode())
 

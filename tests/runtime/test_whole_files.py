@@ -77,6 +77,16 @@ def test_parents_that_were_there_stay(tmp_path):
     assert names(tmp_path) == ["kept"]
 
 
+def test_a_file_gets_its_parents_as_a_folder_does(tmp_path):
+    goal = tmp_path / "a" / "b" / "file"
+    with pytest.raises(StoppedError), whole_file(goal, replace=False):
+        raise StoppedError
+    assert names(tmp_path) == []
+    with whole_file(goal, replace=False) as file:
+        file.write(b"x")
+    assert goal.read_bytes() == b"x"
+
+
 def test_replacing_is_whole_or_not_at_all(tmp_path):
     goal = tmp_path / "artifact"
     build(goal, "first")

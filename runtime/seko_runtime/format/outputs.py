@@ -52,7 +52,6 @@ class Output:
             self.pipe = open_pipe(self._path)
         if self.pipe is not None:
             return cast(BinaryIO, opened.enter_context(self.pipe))
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         with held_signals():  # otherwise the file could exist without the caller's knowledge
             return opened.enter_context(whole_file(self._path, replace=True))
 

@@ -57,26 +57,16 @@ def whole_folder(output_path: Path, *, replace: bool) -> Iterator[Path]:
     output_path = output_path.absolute()
     _sweep(output_path, output_path)
     check_folder_place(output_path, replace=replace)
-    parents = [parent for parent in output_path.parents if not os.path.lexists(parent)]
-    finished = False
-    try:
-        with _making(output_path.parent):
-            output_path.parent.mkdir(parents=True, exist_ok=True)
-        with _hidden_folder(output_path, output_path) as hidden:
-            folder = hidden / _NEW
-            folder.mkdir()
-            with disk_faults(output_path, folder):
-                yield folder
-                _open_to_readers(folder)
-                _sync(folder)
-                _name_folder(folder, output_path, replace=replace)
-                for path in (output_path, *parents):
-                    _sync_path(path.parent)
-            finished = True
-    finally:
-        for parent in () if finished else parents:
-            with contextlib.suppress(OSError):
-                parent.rmdir()
+    with _parents(output_path) as parents, _hidden_folder(output_path, output_path) as hidden:
+        folder = hidden / _NEW
+        folder.mkdir()
+        with disk_faults(output_path, folder):
+            yield folder
+            _open_to_readers(folder)
+            _sync(folder)
+            _name_folder(folder, output_path, replace=replace)
+            for path in (output_path, *parents):
+                _sync_path(path.parent)
 
 
 @contextlib.contextmanager
@@ -113,11 +103,16 @@ def whole_path(output_path: Path, *, replace: bool, beside: Path | None = None) 
     _check_file_path(output_path, replace=replace)
     place = output_path if beside is None else beside.with_name(f"{beside.name}.{output_path.name}")
     _sweep(place, output_path)
-    with _hidden_folder(place, output_path) as hidden, disk_faults(output_path, hidden):
+    with (
+        _parents(output_path) as parents,
+        _hidden_folder(place, output_path) as hidden,
+        disk_faults(output_path, hidden),
+    ):
         yield hidden / _NEW
         _sync(hidden / _NEW)
         _name_file(hidden / _NEW, output_path, replace=replace)
-        _sync_path(output_path.parent)
+        for path in (output_path, *parents):
+            _sync_path(path.parent)
 
 
 @contextlib.contextmanager
@@ -258,6 +253,23 @@ def _put_back(hidden: Path, output_path: Path) -> bool:
         with contextlib.suppress(OSError):
             os.rename(replaced, hidden / os.urandom(5).hex())
     return not os.path.lexists(replaced)
+
+
+@contextlib.contextmanager
+def _parents(output_path: Path) -> Iterator[list[Path]]:
+    """Make the folders above an output path that lack; its value is them. They go again if the output does not
+    appear."""
+    parents = [parent for parent in output_path.parents if not os.path.lexists(parent)]
+    finished = False
+    try:
+        with _making(output_path.parent):
+            output_path.parent.mkdir(parents=True, exist_ok=True)
+        yield parents
+        finished = True
+    finally:
+        for parent in () if finished else parents:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
 
 @contextlib.contextmanager
