@@ -34,7 +34,7 @@ from seko_export.media.sources import MediaSources
 from seko_export.workloads.base import BuildResult
 from seko_export.workloads.registry import workload_of
 from seko_runtime.format.manifest import ENGINES_FOLDER, MANIFEST_FILE, Manifest, Weight
-from seko_runtime.format.whole_files import check_folder_place, whole_folder
+from seko_runtime.format.whole_files import check_alone, check_folder_place, whole_folder
 from seko_runtime.host.faults import fault_text
 
 
@@ -92,6 +92,7 @@ def build_artifact(
     started, maker, workload = time.monotonic(), export_backend(backend), workload_of(config)
     maker.check_build(config)
     check_folder_place(output_path, replace=replace)
+    check_alone(output_path)  # else the two would meet at their ends
     media = media or MediaSources()
     family = family_of(config)
     source = load_checkpoint(checkpoint, config.model, load_options)

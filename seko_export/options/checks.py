@@ -26,7 +26,7 @@ from seko_export.options.declaration import (
     BuildOptions,
     declared,
 )
-from seko_runtime.format.whole_files import check_folder_place, check_writable
+from seko_runtime.format.whole_files import check_alone, check_folder_place, check_writable
 
 SAMPLE_FOLDER = Path(__file__).parents[1] / "sample"
 TARGET = re.compile(r"auto|cpu|sm_\d{2,3}(?:,sm_\d{2,3})*")
@@ -117,7 +117,7 @@ def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> Non
     Raises
     ------
     UsageError
-        If options contradict each other, a large preset has no checkpoint, or the output path exists.
+        If options contradict each other, a large preset has no checkpoint, or the output path exists or is being made.
     CheckpointNotFoundError
         If a named file does not exist.
     DiskError
@@ -133,6 +133,7 @@ def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> Non
         )
     check_files(options)
     check_folder_place(output_path, replace=force)
+    check_alone(output_path)
     check_writable(output_path)
 
 

@@ -27,6 +27,7 @@ from seko_export.config.model import ModelConfig
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host import environment
 from seko_export.options.declaration import KV_FORMATS
+from seko_runtime.format.whole_files import whole_folder
 from seko_runtime.video.manifest import parse_video_manifest
 from tests.conftest import SEKO_EXPORT
 from tests.export.media_files import write_text_encoder, write_vae
@@ -420,6 +421,13 @@ def test_outputs_that_cannot_be(workplace, invoke, fp4):
         )
     assert_refused(invoke("build", "--preset", "tiny", "-o", fp4.folder), USAGE, "exists already", "--force")
     assert (thesis / "chapter.txt").read_text() == "years of work"
+    assert_nothing_left(workplace)
+
+
+def test_a_second_build_to_the_same_place_is_told_so_at_its_start(workplace, invoke):
+    with whole_folder(workplace / "artifact", replace=False):
+        result = invoke("build", "--preset", "tiny", "-o", workplace / "artifact")
+    assert_refused(result, USAGE, "another process is making", "artifact now")
     assert_nothing_left(workplace)
 
 

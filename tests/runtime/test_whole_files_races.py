@@ -15,7 +15,7 @@ import pytest
 from seko_runtime.errors import DiskError, UsageError
 from seko_runtime.format import own_folders, whole_files
 from seko_runtime.format.own_folders import MARKER, sweep
-from seko_runtime.format.whole_files import whole_file
+from seko_runtime.format.whole_files import check_alone, whole_file
 from tests.runtime.whole_files_cases import (
     build,
     fill,
@@ -160,6 +160,16 @@ def test_many_that_make_one_goal_at_once_are_in_nobodys_way(tmp_path, monkeypatc
     text = (goal / "manifest.json" if kind == "folder" else goal).read_text()
     assert text in {letter * 9 for letter in "abcd"}
     assert names(tmp_path) == ["goal"]
+
+
+def test_one_that_makes_a_goal_is_known_as_long_as_it_lives(tmp_path):
+    goal = tmp_path / "goal"
+    check_alone(goal)
+    with pytest.raises(UsageError, match="another process is making"):
+        build(goal, meanwhile=lambda: check_alone(goal))
+    check_alone(goal)
+    assert killed(lambda: build(tmp_path / "other", meanwhile=kill_here)) == -signal.SIGKILL
+    check_alone(tmp_path / "other")
 
 
 def test_an_artifact_that_came_behind_the_check_stays(tmp_path, monkeypatch):

@@ -77,15 +77,33 @@ def sweep(place: Path, prefix: str, may_go: Callable[[Path], bool] | None = None
     may_go : callable, optional
         Called with each folder while it is locked; the folder stays if the result is false.
     """
-    own_name = re.compile(f"{re.escape(prefix)}[0-9a-f]{{10}}")
-    try:
-        folders = sorted(place / name for name in os.listdir(place) if own_name.fullmatch(name))
-    except OSError:  # making a folder in it will report the cause
-        return
-    for folder in folders:
+    for folder in _found(place, prefix):
         with _left(folder) as left:
             if left and (may_go is None or may_go(folder)) and remove_own_folder(folder):
                 print(f"removed {folder.name}: the process that left it is gone", file=sys.stderr)
+
+
+def lives(place: Path, prefix: str) -> bool:
+    """Return whether a process that made a folder in ``place`` with this prefix still runs; False on a file system
+    without locks."""
+    for folder in _found(place, prefix):
+        with contextlib.suppress(OSError):
+            marker = os.open(folder / MARKER, _LOOK)
+            try:
+                if not hold(marker):
+                    return True
+            finally:
+                os.close(marker)
+    return False
+
+
+def _found(place: Path, prefix: str) -> list[Path]:
+    """Return what has the name of a folder that `make_own_folder` makes."""
+    own_name = re.compile(f"{re.escape(prefix)}[0-9a-f]{{10}}")
+    try:
+        return sorted(place / name for name in os.listdir(place) if own_name.fullmatch(name))
+    except OSError:  # making a folder in it will report the cause
+        return []
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from seko_runtime.errors import UsageError
 from seko_runtime.format.disk_faults import disk_faults, unwritable
 from seko_runtime.format.manifest import ENGINES_FOLDER, MANIFEST_FILE
-from seko_runtime.format.own_folders import make_own_folder, remove_own_folder, sweep
+from seko_runtime.format.own_folders import lives, make_own_folder, remove_own_folder, sweep
 from seko_runtime.format.renames import exchange, rename_new
 
 _NEW = "new"  # in the hidden folder: what is being written
@@ -154,6 +154,16 @@ def check_writable(output_path: Path) -> None:
         if not os.access(folder, os.W_OK | os.X_OK):
             barred = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
             raise unwritable(output_path, barred)
+
+
+def check_alone(output_path: Path) -> None:
+    """Raise a UsageError if another process is making a file or folder at ``output_path``. Two that begin at the same
+    moment do not see each other."""
+    output_path = output_path.absolute()
+    if lives(output_path.parent, _prefix(output_path)):
+        raise UsageError(
+            f"another process is making {output_path} now; wait for its end, or choose another place"
+        )
 
 
 def is_inside(path: Path, folder: Path) -> bool:
