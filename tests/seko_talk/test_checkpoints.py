@@ -25,7 +25,7 @@ from seko_export.families.recognition import Source
 from seko_export.families.registry import graph_of
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.keys import seko_shapes, to_ours, to_theirs
-from seko_export.families.seko_talk.model import SekoTalkModel
+from seko_export.families.seko_talk.model import MOST_SPEAKERS, SekoTalkModel
 from seko_export.families.seko_talk.presets import FULL, PRESETS, TINY
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
@@ -216,6 +216,13 @@ def test_speakers_are_read_from_config_json_and_asked_for(folder: Path, odd: Pat
         resolve_build(BuildOptions(folder, target="cpu"))
     with pytest.raises(UsageError, match="--speakers 0: expected at least 1"):
         speakers(preset=TINY, random_weights=0, speakers=0)
+    assert speakers(preset=TINY, random_weights=0, speakers=MOST_SPEAKERS) == MOST_SPEAKERS
+    with pytest.raises(UsageError, match="speakers is 100000, expected at most 64"):
+        speakers(preset=TINY, random_weights=0, speakers=100_000)
+    changed_config(folder, speakers=100_000)
+    with pytest.raises(NotACheckpointError, match="speakers is 100000, expected at most 64"):
+        speakers(checkpoint=folder)
+    changed_config(folder, speakers=2)
     with pytest.raises(UsageError, match="--speakers 2: 'tiny' hears no voice"):
         resolve_build(BuildOptions(preset="tiny", speakers=2, target="cpu"))
     run = tmp_path / "run.json"

@@ -8,6 +8,8 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.sizes import check_sizes
 from seko_export.errors import UsageError
 
+MOST_SPEAKERS = 64  # each one is attention of its own in every layer with audio
+
 
 @dataclass(frozen=True)
 class SekoTalkModel(ModelConfig):
@@ -61,6 +63,8 @@ class SekoTalkModel(ModelConfig):
             self, ("audio_dim", "audio_frames", "audio_width", "audio_tokens", "audio_layers", "audio_heads")
         )
         check_sizes(self, ("audio_ffn", "image_tokens", "speakers"))
+        if self.speakers > MOST_SPEAKERS:
+            raise UsageError(f"speakers is {self.speakers}, expected at most {MOST_SPEAKERS}")
         if self.image_dim < 0:
             raise UsageError(f"image_dim must be at least 0, got {self.image_dim}")
         if not 0 <= self.ref_state < self.state_rows:
