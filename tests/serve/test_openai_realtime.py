@@ -153,6 +153,37 @@ def test_a_response_has_its_own_texts_voice_and_length(start: Starter) -> None:
     converse(server, test)
 
 
+def test_an_item_follows_the_one_that_it_names(start: Starter) -> None:
+    async def test(connection: Any) -> None:
+        async def add(text: str, behind: str | None = None) -> tuple[str, str | None]:
+            more = {} if behind is None else {"previous_item_id": behind}
+            await connection.conversation.item.create(item=item(text), **more)
+            done = (await until(connection, "conversation.item.done"))[-1]
+            return done.item.id, done.previous_item_id
+
+        async def spoken_text() -> tuple[str, str]:
+            await connection.response.create()
+            (said,) = (await until(connection, "response.done"))[-1].response.output
+            return said.id, said.content[0].transcript
+
+        first, before = await add("abc")
+        assert before is None
+        third, _ = await add("zz")
+        assert (await add("abcd", first))[1] == first
+        _, before = await add("six", "root")
+        assert before is None
+        said, text = await spoken_text()
+        assert text == "six\n\nabc\n\nabcd\n\nzz"
+        _, before = await add("yes")
+        assert before == said
+        assert (await add("noon", third))[1] == said  # what was spoken stands before what waits
+        await connection.conversation.item.create(item=item("abc"), previous_item_id="item_none")
+        assert (await refused(connection)).param == "previous_item_id"
+        assert (await spoken_text())[1] == "noon\n\nyes"
+
+    converse(start(opener), test)
+
+
 def test_texts_that_no_response_can_hold_together_do_not_wait(start: Starter) -> None:
     async def test(connection: Any) -> None:
         await connection.conversation.item.create(

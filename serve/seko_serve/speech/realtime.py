@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections import deque
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from seko_serve.speech.realtime_events import (
 from seko_serve.speech.speaking import Speaker, Speech
 
 PATH = "/v1/realtime"
+MOST_SAID = 256  # items of a conversation that were spoken and may be named
 IDLE_S = 600.0  # without a message, behind which a socket is closed that speaks nothing
 
 
@@ -155,7 +157,8 @@ class _Conversation:
         self._socket, self._tenant, self._manifest = socket, tenant, manifest
         self._manager, self._access, self._speaker = manager, access, speaker
         self._id, self._settings = new_id("sess"), _Settings(DEFAULT_VOICE, RATE)
-        self._texts: list[str] = []  # for the next response
+        self._texts: list[tuple[str, str]] = []  # for the next response, each with the id of its item
+        self._said: deque[str] = deque(maxlen=MOST_SAID)  # ids of the items before them
         self._speaking: asyncio.Task[None] | None = None
         self._response: _Response | None = None
         self._sending = asyncio.Lock()
@@ -221,13 +224,27 @@ class _Conversation:
         await self._send("session.updated", session=self._session())
 
     async def _add(self, table: dict[str, Any]) -> None:
-        text, name = text_of(table.get("item")), table["item"].get("id") or new_id("item")
-        if len(_joined([*self._texts, text])) > MAX_INPUT_LETTERS:
+        text, name = text_of(table.get("item")), str(table["item"].get("id") or new_id("item"))[:64]
+        place = self._behind(table.get("previous_item_id"))
+        if len(_joined([*(waiting for _, waiting in self._texts), text])) > MAX_INPUT_LETTERS:
             raise ServeError("too_large", f"more than {MAX_INPUT_LETTERS} letters wait for a response")
-        self._texts.append(text)
-        item = message_item(str(name)[:64], "user", {"type": "input_text", "text": text})
+        self._texts.insert(place, (name, text))
+        item = message_item(name, "user", {"type": "input_text", "text": text})
+        before = [*self._said, *(earlier for earlier, _ in self._texts[:place])]
         for kind in ("added", "done"):
-            await self._send(f"conversation.item.{kind}", item=item, previous_item_id=None)
+            await self._send(
+                f"conversation.item.{kind}", item=item, previous_item_id=before[-1] if before else None
+            )
+
+    def _behind(self, before: object) -> int:
+        """Return the place among the texts that wait of one that is to follow an item, by the item's id; None: behind
+        all of them. Those that were spoken stand before them."""
+        if before is None:
+            return len(self._texts)
+        place = next((place for place, (name, _) in enumerate(self._texts, 1) if name == before), None)
+        if place is None and before != "root" and before not in self._said:
+            raise ServeError("not_found", "the conversation has no such item", field="previous_item_id")
+        return place or 0
 
     async def _respond(self, table: dict[str, Any]) -> None:
         if self._speaking is not None:
@@ -236,14 +253,17 @@ class _Conversation:
             )
         values = RESPONSE.read(object_in(table.get("response") or {}, "response"), self._manifest)
         settings = await self._checked(self._settings.changed(values))
-        text = _joined(values.get("input", self._texts))
+        text = _joined(values.get("input", [waiting for _, waiting in self._texts]))
         sent = FIELDS.read(
             {"input": text, "voice": settings.voice, "max_new_tokens": settings.most}, self._manifest
         )
         self._access.count_opening(self._socket, self._tenant)
         if "input" not in values:
+            self._said.extend(name for name, _ in self._texts)
             self._texts.clear()
         self._response = response = _Response(text, settings, values.get("metadata"))
+        if values.get("conversation") != "none":
+            self._said.append(response.item)
         await self._send("response.created", response=response.table())
         self._speaking = asyncio.create_task(self._speak(response, sent))
 
