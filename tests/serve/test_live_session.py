@@ -30,6 +30,8 @@ from seko_serve.live.workload import ServedPool
 from seko_serve.metrics import Metrics
 from seko_serve.protocol import Codec, Control
 from seko_serve.settings import Settings
+from seko_serve.store.folder import FolderStore
+from seko_serve.store.saved import SavedSessions
 from seko_serve.video.content import VideoContent
 from seko_serve.video.opening import Opening
 from tests.runtime import toy_pool
@@ -199,6 +201,51 @@ def test_a_session_whose_saving_is_given_up_while_it_is_captured_can_be_saved(
         await manager.stop()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_session_for_which_the_store_does_not_answer_keeps_no_other_from_being_saved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stops: bool
+) -> None:
+    """Neither where their viewers are gone, nor where the server stops."""
+    real, answer, stuck = FolderStore.put, threading.Event(), threading.Event()
+    silent: list[str] = []
+
+    def put(store: FolderStore, name: str, pieces: Any) -> None:
+        if name.startswith(tuple(silent)):
+            stuck.set()
+            answer.wait()
+        real(store, name, pieces)
+
+    async def test() -> None:
+        settings = Settings(Path("toy"), snapshots=str(tmp_path / "store"))
+        manager = SessionManager(settings, Device(toy_opener))
+        await manager.start()
+        sessions = [await manager.open("y", Opening("a b", number, 16.0)) for number in range(3)]
+        silent.append(sessions[0].name)
+        for session in sessions:
+            await manager.saving.token(session)
+        if not stops:
+            monkeypatch.setattr(manager, "_lease_s", lambda _: 0.0)
+        ending = asyncio.create_task(manager.stop() if stops else asyncio.sleep(0))
+        assert await asyncio.to_thread(stuck.wait, 30)
+        store = SavedSessions(FolderStore(tmp_path / "store"))
+        async with asyncio.timeout(30):
+            while None in [store.find(session.name) for session in sessions[1:]]:
+                await asyncio.sleep(0.01)
+            while not stops and len(manager.sessions) > 1:
+                await asyncio.sleep(0.01)
+        assert store.find(sessions[0].name) is None
+        answer.set()
+        await ending
+        await manager.stop()
+
+    monkeypatch.setattr(FolderStore, "put", put)
+    monkeypatch.setattr("seko_serve.live.manager.REAP_S", 0.01)
+    try:
+        asyncio.run(test())
+    finally:
+        answer.set()
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from seko_serve.live.calibration import calibrate
 from seko_serve.live.content import Content, answer_to
 from seko_serve.live.device import LOST, Device, DeviceEndedError, step_seconds
 from seko_serve.live.leases import Leases, NoLeases
-from seko_serve.live.saving import TAKEN, Saving
+from seko_serve.live.saving import TAKEN, WRITERS, Saving
 from seko_serve.live.session import Capture, LiveSession
 from seko_serve.live.shelf import OwnShelf, Shelf
 from seko_serve.live.workload import ServedPool, check_served, live_workload
@@ -112,6 +112,7 @@ class SessionManager:
         self._row_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._workers = ThreadPoolExecutor(ENCODERS, thread_name_prefix="seko-encode")
         self._reapers: list[asyncio.Task[None]] = []
+        self._turns = asyncio.Semaphore(WRITERS)  # of sessions that are saved to give up their row
 
     async def start(self) -> None:
         """Open the artifact and the store of snapshots, measure the artifact's calls, and begin to end sessions whose
@@ -159,9 +160,9 @@ class SessionManager:
         for session in sessions:
             session.hold()
         with suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_S):
+            async with asyncio.timeout(DRAIN_S), asyncio.TaskGroup() as saves:
                 for session in sessions:
-                    await self._save(session)
+                    saves.create_task(self._save_in_turn(session))
         for session in sessions:
             session.finish(
                 ServeError("stopping", "the server stops; resume at the same address", retry_after=AGAIN_S)
@@ -479,6 +480,11 @@ class SessionManager:
         session.reopen(pool, saved.state, messages, memoryview(row))
         return session
 
+    async def _save_in_turn(self, session: LiveSession) -> None:
+        """Save a session beside others, so that one for which the store does not answer keeps no other from it."""
+        async with self._turns:
+            await self._save(session)
+
     async def _save(self, session: LiveSession) -> None:
         """Save a session that makes no further chunks, if a client has a resume token for it; after an error the
         previously saved state stays.
@@ -562,14 +568,24 @@ class SessionManager:
         return min(least, self.settings.lease_s)
 
     async def _look_at_all(self, look: Callable[[LiveSession], Awaitable[None]]) -> None:
-        """Look at all sessions again and again. An error of one session does not end the loop."""
-        while True:
-            await asyncio.sleep(REAP_S)
-            for session in list(self.sessions.values()):
-                try:
-                    await look(session)
-                except Exception:
-                    _LOG.exception("the row of session %s cannot be freed", session.name)
+        """Look at all sessions again and again, and at no session while a look at it lasts. An error of one session
+        does not end the loop."""
+        looked_at: set[LiveSession] = set()
+
+        async def look_at(session: LiveSession) -> None:
+            try:
+                await look(session)
+            except Exception:
+                _LOG.exception("the row of session %s cannot be freed", session.name)
+            finally:
+                looked_at.remove(session)
+
+        async with asyncio.TaskGroup() as looks:
+            while True:
+                await asyncio.sleep(REAP_S)
+                for session in set(self.sessions.values()) - looked_at:
+                    looked_at.add(session)
+                    looks.create_task(look_at(session))
 
     async def _free_if_ended(self, session: LiveSession) -> None:
         """Free the row of a session that has failed, also while the store does not answer."""
@@ -578,9 +594,14 @@ class SessionManager:
 
     async def _park_if_alone(self, session: LiveSession) -> None:
         """Save a session that has been alone for longer than its lease, and free its row."""
+        if self._lease_is_over(session):
+            async with self._turns:
+                if self._lease_is_over(session):  # still
+                    await self._park(session)
+
+    def _lease_is_over(self, session: LiveSession) -> bool:
         gone = session.alone_since
-        if session.end is None and gone is not None and time.monotonic() - gone > self._lease_s(session):
-            await self._park(session)
+        return session.end is None and gone is not None and time.monotonic() - gone > self._lease_s(session)
 
     async def _remove_old(self) -> None:
         """Remove what the store has of sessions to which nobody came back."""
