@@ -126,7 +126,6 @@ class LiveSession:
         self.trace = tracing.current()
         self.viewer, self.ticket, self.tokens = Viewer(content.rate, loop), Ticket(), ResumeTokens()
         self.watch_tokens = WatchTokens()
-        self._codecs: tuple[Codec, ...] = ()  # of the stream; none before the first socket
         self._encoder = ChunkEncoder(self.viewer, workers, metrics, self.end_with, wake, self.trace)
         self._wake, self._metrics, self._lead_s = wake, metrics, lead_s
         self.savable, self._save = save is not None, save
@@ -172,13 +171,12 @@ class LiveSession:
         """
 
         def begin() -> str:
-            if self._codecs and self._codecs != tuple(codecs):
+            if self.viewer.codecs and self.viewer.codecs != tuple(codecs):
                 self.viewer.watchers.finish(
                     ServeError(
                         "conflict", "the video goes on in another codec: watch it again", retry_after=1.0
                     )
                 )
-            self._codecs = tuple(codecs)
             self.content.attach(codecs)
             return ready()
 
@@ -198,19 +196,20 @@ class LiveSession:
         """
         if self.end is not None:
             raise self.end
-        if not self._codecs:
+        codecs = self.viewer.codecs
+        if not codecs:
             raise ServeError("conflict", "nobody plays this session yet", retry_after=1.0)
         known = {*hello.fields["codecs"], *hello.fields.get("audio", ())}
-        lacking = [codec.name.lower() for codec in self._codecs if codec.name.lower() not in known]
+        lacking = [codec.name.lower() for codec in codecs if codec.name.lower() not in known]
         if lacking:
             raise ServeError(
                 "unsupported", f"this stream has {' and '.join(lacking)}, which hello does not name"
             )
-        of_sound = all(codec in SOUND_CODECS.values() for codec in self._codecs)
-        connection = self.viewer.watchers.enter(ready(self._codecs), began=of_sound)
+        of_sound = all(codec in SOUND_CODECS.values() for codec in codecs)
+        connection = self.viewer.watchers.enter(ready(codecs), began=of_sound)
         if self._paused:
             connection.outbox.append(message("state", paused=True))
-        self.content.attach(self._codecs)  # the next frame is a key frame
+        self.content.attach(codecs)  # the next frame is a key frame
         return connection
 
     def control(self, control: Control) -> None:

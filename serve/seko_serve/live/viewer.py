@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,6 +67,8 @@ class Viewer:
         Time since which the session has no socket; None while it has one.
     end : ServeError or None
         The error with which the session has ended; None while the session is open.
+    codecs : tuple of Codec
+        The codecs of the client that came last; none before the first socket.
     watchers : Watchers
         Those who see what the viewer is sent, and cannot be answered.
     """
@@ -74,10 +76,10 @@ class Viewer:
     def __init__(self, rate: float, loop: asyncio.AbstractEventLoop) -> None:
         self.detached_at: float | None = time.monotonic()
         self.end: ServeError | None = None
+        self.codecs: tuple[Codec, ...] = ()
         self._loop, self._lock = loop, threading.Lock()
         self._pace, self.watchers = Pace(rate), Watchers(loop)
         self._connection: Connection | None = None
-        self._codecs: Collection[int] = ()  # of the client that came last
         self._serial = 0  # of the next binary message
         self._sent: deque[_Sent] = deque()
         self._whole = 0  # chunks of which all messages were sent
@@ -114,7 +116,7 @@ class Viewer:
         begin: Callable[[], str],
         last_serial: int | None,
         buffer: int,
-        codecs: Collection[int],
+        codecs: Sequence[Codec],
     ) -> None:
         """Begin or resume sending: first the message ``ready``, then the earlier messages that a resumed client has
         not received. Media in other codecs than those of the client are left out, and count as shown.
@@ -132,8 +134,8 @@ class Viewer:
             of the earlier messages, and all of their chunks count as shown.
         buffer : int
             Number of chunks that the viewer collects before playback begins.
-        codecs : collection of int
-            The codecs that the client has chosen, a `Codec` each.
+        codecs : sequence of Codec
+            The codecs that the client has chosen.
 
         Raises
         ------
@@ -146,7 +148,7 @@ class Viewer:
             self._pace.stop()  # a chunk that was under way without a socket may have started it
             self._pace.buffer = buffer
             ready, lacked = begin(), []
-            self._codecs = codecs
+            self.codecs = tuple(codecs)
             if last_serial is None:
                 self._acknowledge(self._whole - 1)
             else:
@@ -312,7 +314,7 @@ class Viewer:
         return next(lacked, self._whole) - 1
 
     def _playable(self, content: str | bytes) -> bool:
-        return isinstance(content, str) or codec_of(content) in self._codecs
+        return isinstance(content, str) or codec_of(content) in self.codecs
 
     def _deliver(self, messages: Iterable[str | bytes]) -> None:
         connection = self._connection
