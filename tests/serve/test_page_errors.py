@@ -463,7 +463,9 @@ def test_a_page_that_speaks_goes_on_in_a_session_behind_one_that_was_not_heard_t
         page.until(came(FAR_AHEAD_S * PATCH.sample_rate + 3 * PATCH.samples))
         (session,) = server.manager.sessions
         http(f"{server.url}/v1/sessions/{session}", "DELETE")
-        page.until(f"{STATE} === 'The session has ended: closed'")
+        # The reason is told first; the way on comes when the socket has closed.
+        page.until(f"{BLOCKED} && {WAY}.textContent === 'Start again'")
+        assert page.value(STATE) == "The session has ended: closed"
         page.value("document.body.dataset.samples = 0, window.WebSocket = Punctual, true")
         page.value(f"{WAY}.click(), true")
         page.until(came(20 * PATCH.samples))  # more than comes before anything is heard
