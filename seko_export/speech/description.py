@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from seko_export.config.media import TOKENIZER_FILE
 from seko_export.families.registry import graph_of
 from seko_export.families.speech.config import SpeechBuild
 from seko_export.families.speech.family import speech_family_of
@@ -11,7 +12,6 @@ from seko_runtime.format.manifest import KvPool
 from seko_runtime.speech import contract
 from seko_runtime.speech.manifest import KIND, Golden, Solver, SpeechWorkload
 
-TOKENIZER_FILE = "text/tokenizer.json"  # in the artifact
 GUIDANCE = 2.0  # of the original's `generate`
 _BF16_BYTES = 2
 

@@ -193,7 +193,7 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
 
     def write_files(self, folder: Path, config: SpeechBuild, media: MediaSources, *, measured: bool) -> None:
         """Write the tokenizer into the artifact's folder."""
-        from seko_export.speech.description import TOKENIZER_FILE
+        from seko_export.config.media import TOKENIZER_FILE
 
         del config, measured
         if media.tokenizer is not None:

@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_runtime.errors import InputFileError, UsageError
+from seko_runtime.format.manifest import MAX_PIXELS
 from seko_runtime.media_files.arrays import load_array
-from seko_runtime.media_files.containers import MAX_PIXELS, picture_format, sound_format
+from seko_runtime.media_files.containers import picture_format, sound_format
 from seko_runtime.media_files.picture_heads import picture_head, turned_upright
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.media_files.sound import VOICE_RATE, load_sound

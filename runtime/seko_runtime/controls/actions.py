@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import flag, mapping_of, real_number, shown, whole_number
-from seko_runtime.controls.base import Control, ControlOption, Event, one_of, parameters_of
+from seko_runtime.controls.base import INPUTS, Control, ControlOption, Event, one_of, parameters_of
 from seko_runtime.controls.key_text import (
     CODE,
-    HEADING,
     KEYS_OPTION,
     MAX_STEPS,
     held_keys,
@@ -224,7 +223,7 @@ class ActionsControl(Control):
             "FILE.json",
             'recorded actions: a list of the keys held in each video frame, such as [[], ["W"], ["W", "D"]], or '
             '{"fps": 12, "frames": [{"keys": {"W": true}}]}',
-            HEADING,
+            INPUTS,
             file=True,
         ),
     )

@@ -19,6 +19,11 @@ Event = Mapping[str, Any]
 ParametersT = TypeVar("ParametersT")
 
 
+# Headings of options in `seko-run run --help`
+MEDIA = "Media (pictures and sound)"
+INPUTS = "Camera and other inputs"  # all that keys steer
+
+
 @dataclass(frozen=True)
 class ControlOption:
     """An option of `seko-run` that feeds controls of a kind.

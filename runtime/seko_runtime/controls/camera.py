@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import LARGEST, flag, mapping_of, shown, whole_number
-from seko_runtime.controls.base import Control, ControlOption, Event, one_of, parameters_of
+from seko_runtime.controls.base import INPUTS, Control, ControlOption, Event, one_of, parameters_of
 from seko_runtime.controls.camera_steps import STEPS, Flight, KeySettings, Stand, finite_numbers
-from seko_runtime.controls.key_text import HEADING, KEYS_OPTION, MAX_STEPS, held_keys, key_letters, key_steps
+from seko_runtime.controls.key_text import KEYS_OPTION, MAX_STEPS, held_keys, key_letters, key_steps
 from seko_runtime.controls.poses import (
     VIDEO_PER_LATENT,
     Array,
@@ -100,13 +100,13 @@ class CameraControl(Control):
     options: ClassVar = (
         KEYS_OPTION,
         ControlOption(
-            "--poses", "FILE.npy", "a recorded camera: [N, 4, 4], camera to world", HEADING, file=True
+            "--poses", "FILE.npy", "a recorded camera: [N, 4, 4], camera to world", INPUTS, file=True
         ),
         ControlOption(
             "--intrinsics",
             "FILE.npy",
             "focal lengths x, y and centre x, y, [4] or [N, 4], in pixels of a picture of 480x832",
-            HEADING,
+            INPUTS,
             file=True,
         ),
     )

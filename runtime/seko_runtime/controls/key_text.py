@@ -6,17 +6,16 @@ import re
 from collections.abc import Collection, Mapping
 
 from seko_runtime.arguments import iterates, shown
-from seko_runtime.controls.base import ControlOption
+from seko_runtime.controls.base import INPUTS, ControlOption
 from seko_runtime.errors import UsageError
 
 CODE = re.compile(r"[A-Z][A-Za-z0-9]{1,31}")  # `KeyboardEvent.code` of any key
-HEADING = "Camera and other inputs"  # of the options of all kinds that keys steer
 KEYS_OPTION = ControlOption(
     "--keys",
     "KEYS",
     "steer with the artifact's keys, such as w a s d i j k l: w-10,iw-15,none-5 holds w for 10 video frames, then i "
     "and w for 15, then none for 5",
-    HEADING,
+    INPUTS,
 )
 NONE = "none"
 MAX_STEPS = 1_000_000  # most steps that a text may name

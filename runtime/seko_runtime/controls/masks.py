@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import as_array, items_of
-from seko_runtime.controls.base import Control, ControlOption, Event, one_of, parameters_of
+from seko_runtime.controls.base import MEDIA, Control, ControlOption, Event, one_of, parameters_of
 from seko_runtime.controls.fitting import PICTURE_SCHEMA, fit_levels
 from seko_runtime.controls.recording import of_json
 from seko_runtime.controls.voice import FEATURES, KINDS
@@ -44,7 +44,7 @@ class MasksControl(Control):
             "--mask",
             "FILE",
             "with several speakers: a picture, bright where one is in the portrait; one for each --audio, in order",
-            "Media (pictures and sound)",
+            MEDIA,
             file=True,
             repeatable=True,
         ),

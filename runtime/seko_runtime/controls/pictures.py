@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import as_array, mapping_of, real_number, whole_number
-from seko_runtime.controls.base import Control, ControlOption, Event, one_of, parameters_of
+from seko_runtime.controls.base import MEDIA, Control, ControlOption, Event, one_of, parameters_of
 from seko_runtime.controls.fitting import PICTURE_SCHEMA, cover_pictures, fit_levels, fit_pictures
 from seko_runtime.controls.recording import of_json
 from seko_runtime.errors import UsageError
@@ -40,7 +40,6 @@ WORDS = {
 }
 TOKEN_SIDE = 16  # pixels of the video
 LAST_S, MAX_LAST_S = 5.0, 600.0  # default and largest time from the stream's start to its last picture
-_HEADING = "Media (pictures and sound)"
 _AXES = 3  # axes of a picture: rows, columns, channels
 _MOST = 1 << 16  # pixels, frames, frames a second
 _SIDE = Annotated[int, Within(1, _MOST)]
@@ -102,21 +101,21 @@ class PicturesControl(Control):
             "--image",
             "FILE",
             "start with a picture, or the portrait that speaks: .npy uint8; with PyAV also .png",
-            _HEADING,
+            MEDIA,
             file=True,
         ),
         ControlOption(
             "--last-image",
             "FILE",
             "with --image, for models that take one: the picture with which the last chunk ends",
-            _HEADING,
+            MEDIA,
             file=True,
         ),
         ControlOption(
             "--reference",
             "FILE",
             "reference frames: pictures as --image takes them, or .npy float32 latents",
-            _HEADING,
+            MEDIA,
             file=True,
         ),
     )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import as_array, flag, real_number, whole_number
-from seko_runtime.controls.base import Control, ControlOption, Event, one_of, parameters_of
+from seko_runtime.controls.base import MEDIA, Control, ControlOption, Event, one_of, parameters_of
 from seko_runtime.controls.fitting import cover_pictures
 from seko_runtime.controls.recording import of_json
 from seko_runtime.controls.strengths import VideoInParameters, moved
@@ -28,7 +28,6 @@ FRAMES, STRENGTH, TIMES = "frames", "strength", "times"  # words of the inputs
 FRAMES_KIND, STRENGTH_KIND, TIMES_KIND = "video_frames", "noise_strength", "time_scale"
 TAKEN, DROPPED, REPEATED = "frames taken", "dropped", "repeated"  # what is counted
 HELD_CHUNKS = 2  # most frames that wait for the next chunk, in chunks
-_HEADING = "Media (pictures and sound)"
 _AXES = 3  # axes of a frame: rows, columns, channels
 _SLOWEST = 1e-6  # frames of a clip a second; the length of a slower one may be infinite
 _EARLY = 1e-3  # seconds by which a frame may come before its time, for times that were rounded
@@ -48,14 +47,14 @@ class VideoInControl(Control):
             "--video",
             "FILE",
             "for artifacts built with --strength: the video to turn into another one (MP4, WebM, picture); needs PyAV",
-            _HEADING,
+            MEDIA,
             file=True,
         ),
         ControlOption(
             "--strength",
             "S",
             "with --video: how much of the video is replaced, from 0 (nothing) to 1 (all); default: as built",
-            _HEADING,
+            MEDIA,
         ),
     )
     fits_recording = False  # recorded frames are no video

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import as_array, check_magnitude, flag, whole_number
-from seko_runtime.controls.base import Control, ControlOption, Event, one_of, parameters_of
+from seko_runtime.controls.base import MEDIA, Control, ControlOption, Event, one_of, parameters_of
 from seko_runtime.controls.recording import of_json
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import ControlSpec, InputSpec
@@ -222,7 +222,7 @@ class VoiceControl(Control):
             "--audio",
             "FILE",
             "the voice, once for each speaker: wav; with PyAV also mp3, m4a. An .mp4 output gets its sound",
-            "Media (pictures and sound)",
+            MEDIA,
             file=True,
             repeatable=True,
         ),

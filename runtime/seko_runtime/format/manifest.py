@@ -38,6 +38,8 @@ DEFAULTS = ("zeros", "required", "hold")
 # Names of the process groups in engines of several ranks: of calls, and of lanes, which run beside them.
 CALL_GROUP, LANE_GROUP = "seko.calls", "seko.lanes"
 MAX_RANK = 16
+MAX_PIXELS = 1 << 26  # most pixels of a picture: 64 megapixels, 200 MB decoded
+MAX_SEED = (1 << 62) - 1  # largest seed of a session
 UNKNOWN_WORD = "this runtime knows {}; update it"
 
 

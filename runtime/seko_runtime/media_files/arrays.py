@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import InputFileError
+from seko_runtime.format.manifest import MAX_PIXELS
 from seko_runtime.host.faults import fault_text
-from seko_runtime.media_files.containers import MAX_PIXELS, read_head
+from seko_runtime.media_files.containers import read_head
 
 MAX_ARRAY_BYTES = 1 << 31
 _CHANNELS = 4  # most bytes of a picture's array

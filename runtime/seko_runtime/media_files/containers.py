@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from seko_runtime.errors import DecodingError, InputFileError, VideoWriterError
+from seko_runtime.format.manifest import MAX_PIXELS
 
-MAX_PIXELS = 1 << 26  # of one picture: 64 megapixels, 200 MB decoded
 _MAX_FRAME_SAMPLES = 1 << 20  # of each channel, in what a decoder gives at once
 _HEAD_BYTES = 256  # with the brands of a film
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import DecodingError, InputFileError
+from seko_runtime.format.manifest import MAX_PIXELS
 from seko_runtime.media_files.containers import (
-    MAX_PIXELS,
     PICTURE_FORMATS,
     opened,
     picture_format,

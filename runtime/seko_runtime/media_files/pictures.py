@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import InputFileError
+from seko_runtime.format.manifest import MAX_PIXELS
 from seko_runtime.media_files.arrays import load_pictures
 from seko_runtime.media_files.containers import (
-    MAX_PIXELS,
     PICTURE_FORMATS,
     opened,
     picture_format,

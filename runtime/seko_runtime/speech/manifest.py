@@ -10,6 +10,7 @@ from typing import Annotated
 
 from seko_runtime.errors import ManifestError
 from seko_runtime.format.manifest import (
+    MAX_SEED,
     UNKNOWN_WORD,
     Count,
     FilePath,
@@ -21,7 +22,6 @@ from seko_runtime.format.records import Check, Limit, OneOf, Within
 from seko_runtime.speech.prompts import SpeechMarks
 
 KIND = "speech"
-MAX_SEED = (1 << 62) - 1  # as a session takes them
 MAX_GUIDANCE, MAX_TEMPERATURE = (
     10.0,
     2.0,

@@ -13,12 +13,13 @@ import numpy as np
 
 from seko_runtime.arguments import real_number, whole_number
 from seko_runtime.errors import SekoRuntimeError, UsageError
+from seko_runtime.format.manifest import MAX_SEED
 from seko_runtime.sessions.call_times import CallTimes
 from seko_runtime.sessions.pool import QueuedCall, RowPool
 from seko_runtime.sessions.session import PendingResult, RowSession, SharedRows
 from seko_runtime.sessions.snapshot import content_digest
 from seko_runtime.speech.local_rows import PREFILL, LocalSpeechRows, Patch, RowSettings
-from seko_runtime.speech.manifest import MAX_GUIDANCE, MAX_SEED, MAX_TEMPERATURE, SpeechManifest
+from seko_runtime.speech.manifest import MAX_GUIDANCE, MAX_TEMPERATURE, SpeechManifest
 from seko_runtime.speech.prompts import Floats, check_room, pad_voice, prompt_tokens
 from seko_runtime.speech.sentences import sentences_of
 from seko_runtime.speech.session import SpeechSession

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from seko_runtime.errors import SnapshotError
 from seko_runtime.format.json_fields import Fields, as_number
+from seko_runtime.format.manifest import MAX_SEED
 from seko_runtime.sessions.row_state import StateForm
-from seko_runtime.speech.manifest import MAX_GUIDANCE, MAX_SEED, MAX_TEMPERATURE, SpeechManifest
+from seko_runtime.speech.manifest import MAX_GUIDANCE, MAX_TEMPERATURE, SpeechManifest
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from seko_runtime.controls.derived import IMAGE, LAST_PICTURE_LEVELS, PICTURE_LE
 from seko_runtime.errors import ManifestError, UsageError
 from seko_runtime.format.budgets import Budget
 from seko_runtime.format.manifest import (
+    MAX_PIXELS,
+    MAX_SEED,
     UNKNOWN_WORD,
     ControlSpec,
     Count,
@@ -35,10 +37,8 @@ ROLLING_BANKS = "rolling.banks"
 # How often an input may change. Axis 0 of an input per pass counts the denoise passes of a chunk.
 PERIODS = ("session", "prompt", "chunk", "pass")
 DECODE_LATENTS = "decode.latents"  # buffer [B, C, F, h, w] that a decode program reads
-MAX_PIXELS = 1 << 26  # most pixels of a picture; a picture of 1280 x 720 has 921,600
 MAX_PASSES = 1024  # largest number of denoise passes in a manifest
 MAX_EXAMPLES = 64  # largest number of a viewer's prompts, and of his pictures
-MAX_SEED = (1 << 62) - 1  # largest seed of a session
 
 
 def as_latent_shape(value: object, where: str) -> tuple[int, ...]:

@@ -24,13 +24,13 @@ from seko_export.families.layers.layer_ops import LayerOps
 from seko_export.families.layers.rank_split import Ranked
 from seko_export.families.layers.ring_positions import rows_of
 from seko_export.families.layers.rotary import no_rotation
+from seko_kernels.formats import E4M3_MAX
 from seko_kernels.fused_reference import FP8, e4m3_cast, int8_tiles, largest_of_tiles, past_token_index
 from seko_kernels.kv_formats import KvFormat
 from seko_kernels.scratch import KeyRotation, scratch_shapes
 from seko_kernels.sparse_past import PastLayout
 
 _EXTRA = "extra_"  # prefix of the names of the second window's tensors
-_E4M3_MAX = 448.0
 _MANTISSA, _EXPONENT = 0x7FFFFF, 0x7F800000  # bits of a float32
 _LEAST = 2.0**-100
 
@@ -131,7 +131,7 @@ def quantise_past(window: TurnedWindow, k: Tensor, v: Tensor, cached: Tensor) ->
     codes, scale = int8_tiles(k, largest_of_tiles(k))
     window.k.copy_(F.pad(codes, (0, 0, 0, 0, 0, window.k.shape[1] - codes.shape[1])))
     window.k_scale.copy_(F.pad(scale, (0, window.k_scale.shape[2] - scale.shape[2])))
-    v_scale = _power_of_two((v.abs().amax((1, 3)) / _E4M3_MAX).clamp(min=_LEAST))  # [B, H]
+    v_scale = _power_of_two((v.abs().amax((1, 3)) / E4M3_MAX).clamp(min=_LEAST))  # [B, H]
     columns = F.pad(
         (v / v_scale.unsqueeze(1).unsqueeze(3)).permute(0, 2, 3, 1), (0, window.v.shape[3] - v.shape[1])
     )

@@ -11,10 +11,9 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from seko_serve.command_line import Parser, sentence
-from seko_serve.simulation.durations import read_times
+from seko_serve.simulation.durations import ARTIFACT, read_times
 from seko_serve.simulation.scenario import LENGTHS, Scenario, option
 
-ARTIFACT = {"rows": int, "fps": float, "chunk_frames": int, "first_frames": int}
 URL_S = 10.0
 
 

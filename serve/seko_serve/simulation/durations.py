@@ -99,7 +99,7 @@ class BoxTimes:
 
 
 _DURATIONS = ("open_s", "encode_s", "connect_s", "ack_s", "capture_s", "write_s", "read_s", "start_s")
-_NUMBERS = {"rows": int, "fps": float, "chunk_frames": int, "first_frames": int}
+ARTIFACT = {"rows": int, "fps": float, "chunk_frames": int, "first_frames": int}
 
 
 def read_times(text: str, overrides: Mapping[str, float] | None = None) -> BoxTimes:
@@ -120,7 +120,7 @@ def read_times(text: str, overrides: Mapping[str, float] | None = None) -> BoxTi
         message names the field.
     """
     table = _json_fields(text) if text.lstrip().startswith("{") else metrics_fields([text])
-    table |= {name: _NUMBERS[name](value) for name, value in (overrides or {}).items()}
+    table |= {name: ARTIFACT[name](value) for name, value in (overrides or {}).items()}
     missing = [name for name in ("rows", "fps", "chunk_frames", "call_s") if name not in table]
     if missing:
         raise ValueError(f"the field {missing[0]!r} is missing")
@@ -148,14 +148,14 @@ def _json_fields(text: str) -> dict[str, Any]:
         raise ValueError("no JSON object")
     table: dict[str, Any] = {}
     for name, value in content.items():
-        if name in _NUMBERS:
+        if name in ARTIFACT:
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int | float)
-                or value != _NUMBERS[name](value)
+                or value != ARTIFACT[name](value)
             ):
                 raise ValueError(f"{name} is {value!r}, expected a number")
-            table[name] = _NUMBERS[name](value)
+            table[name] = ARTIFACT[name](value)
         elif name in _DURATIONS:
             table[name] = _seconds(name, value)
         elif name == "variant_starts":

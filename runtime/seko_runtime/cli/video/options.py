@@ -15,11 +15,9 @@ from seko_runtime.cli.options import (
     text_option,
 )
 from seko_runtime.cli.video.controls import control_options
-from seko_runtime.controls.base import ControlOption
+from seko_runtime.controls.base import INPUTS, ControlOption
 
 VIDEO = "Video (length, prompt)"
-MEDIA = "Media (pictures and sound)"
-INPUTS = "Camera and other inputs"
 
 
 def _of_control(taken: ControlOption) -> Option:

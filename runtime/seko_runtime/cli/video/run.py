@@ -26,7 +26,8 @@ from seko_runtime.cli.video.conditioning import (
 )
 from seko_runtime.cli.video.controls import control_options, fed_controls, read_controls
 from seko_runtime.cli.video.input_files import RunInputs, fit_inputs, read_inputs
-from seko_runtime.cli.video.options import INPUTS, MEDIA, OPTIONS, VIDEO
+from seko_runtime.cli.video.options import OPTIONS, VIDEO
+from seko_runtime.controls.base import INPUTS, MEDIA
 from seko_runtime.controls.recording import Entry, read_recording
 from seko_runtime.errors import UsageError
 from seko_runtime.format.outputs import STDOUT
