@@ -228,6 +228,14 @@ CASES: Mapping[str, Case] = {
     "ranks_video": Case(
         "spN_14b_fps", "ranks", RANKS | {"parts": ("video",)}, {"preset": "tiny", "steady": 2}, folder="ranks",
     ),
+    "ranks_lingbot": Case(
+        "lingbot_fps_Ngpu", "ranks", RANKS | {"preset": "lingbot-v2-fast", "parts": ("lingbot",)},
+        {"preset": "lingbot-tiny", "steady": 2}, folder="ranks",
+    ),
+    "ranks_talk": Case(
+        "talk_realtime_Ngpu", "ranks", RANKS | {"preset": "seko-talk-14b", "parts": ("talk",)},
+        {"preset": "seko-talk-tiny", "steady": 2}, folder="ranks",
+    ),
     "ranks_exchange": Case(
         "spN_exchange", "ranks", RANKS | {"parts": ("exchange",)}, {}, builds=False, folder="ranks",
     ),

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,7 @@ def main(spec: Mapping[str, Any]) -> None:
         return
     with torch.no_grad(), opened(spec) as session:
         ready = time.monotonic() - begun
-        report = streamed(session, spec["chunks"]) if "video" in spec else measured(session, spec)
+        report = streamed(session, spec) if "video" in spec else measured(session, spec)
     print(json.dumps(report | {"ready_s": round(ready, 1)}), flush=True)
 
 
@@ -90,7 +90,7 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
     from seko_export.engines.piece import dtype_name
     from seko_export.families.registry import graph_of
     from seko_export.goldens.eager import eager_engine
-    from seko_export.video.recording import golden_inputs, golden_text
+    from seko_export.video.recording import golden_inputs, golden_reference, golden_text
     from seko_runtime.backends import open_backend
     from seko_runtime.backends.aoti import torch_memory
     from seko_runtime.format.manifest import Weight
@@ -114,13 +114,17 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
         backend = open_backend("aoti", spec["device"])
         files = {engine.file: memoryview((folder / engine.file).read_bytes()) for engine in manifest.engines}
         engines = backend.load_engines(manifest, files)
-    rank = RankPlace(spec["rank"])
+    rank, reference = RankPlace(spec["rank"]), golden_reference(config)
     loaded = Loaded(manifest, resolve_video(manifest), engines, weights, lambda: memory, rank=rank)
     try:
         with (
             attention_backends(config.target.device),
             Pool(open_video_rows(loaded, VideoOptions())) as pool,
-            pool.open_session(text=golden_text(config), inputs=golden_inputs(config, None)) as session,
+            pool.open_session(
+                text=golden_text(config),
+                reference=None if reference is None else reference[0].numpy(),
+                inputs=golden_inputs(config, None),
+            ) as session,
         ):
             yield session
     finally:
@@ -129,30 +133,40 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
 
 
 def build_config(build: Mapping[str, Any], ranks: int) -> VideoBuild:
-    """Return the build of options, for so many ranks; with ``layers`` the model has fewer than its preset."""
+    """Return the build of options, for so many ranks; with ``layers`` the model has fewer than its preset. One that
+    ``hears`` has an audio encoder, the ``small`` one or the ``full`` one."""
     from scripts.random_vae import SIZES
     from seko_export import BuildOptions
     from seko_export.options.resolve import resolve_build
 
     options = dict(build)
-    layers, vae = options.pop("layers", 0), options.pop("vae", None)
+    layers, vae, hears = options.pop("layers", 0), options.pop("vae", None), options.pop("hears", None)
     config = resolve_build(BuildOptions(**options, ranks=ranks, no_vae=True, no_text=True)).config
     if vae is not None:
         config = config.changed(vae=SIZES[vae])
+    if hears:
+        from scripts.bench.seko_talk import SMALL_HUBERT
+        from seko_export.config.media import HubertConfig
+
+        config = config.changed(audio=SMALL_HUBERT if hears == "small" else HubertConfig())
     return config.changed(model=replace(config.model, layers=layers)) if layers else config
 
 
-def streamed(session: Session, chunks: int) -> dict[str, Any]:
+def streamed(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the milliseconds between a stream's chunks of frames, each on the host, when the cache is full."""
+    from seko_export.video.recording import golden_inputs
+
     stream = session.manifest.workload.stream
     fill = -(-stream.cache_frames // stream.chunk_frames) + 2
     ends, frames = [], 0
-    for video in session.stream(chunks=fill + 1 + chunks):
+    inputs = repeat(golden_inputs(build_config(spec["build"], spec["ranks"]), 0))
+    for video in session.stream(chunks=fill + 1 + spec["chunks"], inputs=inputs):
         ends.append(time.perf_counter())
         frames = video.shape[1]
     return {
         "ms": [1e3 * (end - begin) for begin, end in pairwise(ends[fill:])],
         "frames": frames,
+        "fps": stream.fps,
         "overlaps": session.overlaps_decoding,
         "peak_bytes": torch.cuda.max_memory_allocated(),
     }

@@ -18,7 +18,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 CHILD = ("-m", "scripts.bench.rank_child")
 SAID_BYTES = 3000  # of what a child that failed wrote last
-CHILD_S = 120.0
+CHILD_S = 240.0
 
 
 def run_ranks(

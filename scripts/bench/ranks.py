@@ -15,7 +15,8 @@ The rows, N ranks, CASE s1 for artifacts and s5 for drawn weights:
 - `spN_vae`: a chunk's decoding on one GPU divided by that on N, each from the latents to the frames on the host; `ms`
   has the medians, `by_rank` those of each rank. `levels_apart` is the largest difference of a number of the frames of
   three chunks, of 255; `share_apart` is how many numbers differ.
-- `spN_14b_fps`: frames on the host a second of a stream, decoded beside the next chunk, without the control channel.
+- `spN_14b_fps`, `lingbot_fps_Ngpu`: frames on the host a second of a stream, decoded beside the next chunk, without the
+  control channel. `talk_realtime_Ngpu` is the same divided by the frames a second that are played.
 - `spN_exchange`: what a step's collectives take alone, under several settings.
 - `sp_equal`: the largest relative difference of a chunk's latents between the two, over all chunks that were compared.
   `equal_bytes` says whether there was none. Kernels choose their tiles by the number of heads, so bytes may differ.
@@ -191,28 +192,67 @@ def compile_engines(build: Mapping[str, Any], ranks: int, folder: Path) -> None:
 
 def video(options: argparse.Namespace) -> None:
     """Measure the frames a second of the quantised road with Wan's VAE, decoded beside the next chunk."""
-    build = QUANTISED | {"preset": options.preset, "layers": options.layers, "vae": WAN_2_1}
+    fps, more = streamed(options)
+    row_of_video(options, "sp{}_14b_fps", fps, "frames a second", 30.0, more, window=True)
+
+
+def lingbot(options: argparse.Namespace) -> None:
+    """Measure the same of a world whose camera moves."""
+    fps, more = streamed(options)
+    row_of_video(options, "lingbot_fps_{}gpu", fps, "frames a second", 24.0, more, window=True)
+
+
+def talk(options: argparse.Namespace) -> None:
+    """Measure the same of Seko-Talk with its audio encoder, as seconds of video a second."""
+    hears = "small" if options.trial else "full"
+    fps, more = streamed(
+        options, chunk_frames=3, hears=hears, resident_window=False
+    )  # its passes share no past
+    row_of_video(options, "talk_realtime_{}gpu", fps / more["fps"], "seconds of video a second", 1.5, more)
+
+
+def row_of_video(
+    options: argparse.Namespace,
+    figure: str,
+    value: float,
+    unit: str,
+    must: float,
+    more: Mapping[str, Any],
+    *,
+    window: bool = False,
+) -> None:
+    """Append the row of a stream of frames, of which four ranks must reach ``must``."""
+    if options.prepare:
+        return
+    quantised = "FP4, fp8, resident window" if window else "FP4, fp8"
+    shape = f"{options.preset}, {quantised}, Wan's VAE, {options.ranks} GPUs"
+    bar = must if options.ranks == 4 else None
+    append_row(options.rows, figure.format(options.ranks), shape, value, unit, bar, **more)
+
+
+def streamed(options: argparse.Namespace, **more: object) -> tuple[float, dict[str, Any]]:
+    """Return the frames a second of a stream, and what its row says besides; after ``--prepare`` 0."""
+    build = QUANTISED | {"preset": options.preset, "layers": options.layers, "vae": WAN_2_1, **more}
     if options.trial:
         build |= {"height": 32, "width": 64, "fp8": False, "vae": f"{WAN_2_1}-tiny"}
-    folder = options.work / "engines-video"
+    folder = options.work / f"engines-video-{options.preset}"
     if not options.eager:
         compile_engines(build, options.ranks, folder)
     if options.prepare:
-        return
+        return 0.0, {"fps": 1}
     spec = {"build": build, "eager": options.eager, "engines": str(folder), "video": True}
     reports = run_ranks(options, "video", options.ranks, spec)
     ms = [max(times) for times in zip(*(report["ms"] for report in reports), strict=True)]
-    append_row(
-        options.rows,
-        f"sp{options.ranks}_14b_fps",
-        f"{options.preset}, FP4, fp8, resident window, Wan's VAE, {options.ranks} GPUs",
-        1e3 * reports[0]["frames"] / statistics.median(ms),
-        "frames a second",
-        {4: 30.0}.get(options.ranks),
-        ms=ms,
-        overlaps=reports[0]["overlaps"],
-        peak_bytes=[report["peak_bytes"] for report in reports],
-    )
+    first = reports[0]
+    return 1e3 * first["frames"] / statistics.median(ms), {
+        "ms": ms,
+        "frames": first["frames"],
+        "fps": first["fps"],
+        "overlaps": first["overlaps"],
+        "peak_bytes": [report["peak_bytes"] for report in reports],
+        "ready_s": [report["ready_s"] for report in reports],
+    }
 
 
-PARTS = {"artifacts": artifacts, "drawn": drawn, "decode": decoded, "video": video, "exchange": measured}
+PARTS = {part.__name__: part for part in (artifacts, drawn, video, lingbot, talk)}
+PARTS |= {"decode": decoded, "exchange": measured}

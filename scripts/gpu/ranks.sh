@@ -6,7 +6,8 @@
 #     SEKO_PYTHON=/path/to/python bash scripts/gpu/ranks.sh [RANKS]                  default 2
 # SEKO_PRESET, SEKO_OPTIONS: another exact model, further options of its builds.
 # SEKO_QUANTISED: another preset, or empty for none; SEKO_LAYERS: fewer of its layers.
-# SEKO_DECODE: empty for no decoding. SEKO_BUSY: chunks beside busy cores. $SEKO_WORK: where artifacts and logs go.
+# SEKO_DECODE: empty for no decoding. SEKO_STREAMS: streams of frames with Wan's VAE, of `video` (the 14B model), `lingbot`
+# and `talk`; default: none. SEKO_BUSY: chunks beside busy cores. $SEKO_WORK: where artifacts and logs go.
 # SEKO_TESTS: which files of tests/parallel run on two of the GPUs at last; empty for none.
 # Rows go to $SEKO_ROWS as they come; what fails is told, and the exit code counts it.
 set -uo pipefail
@@ -34,6 +35,10 @@ measured() { # CASE OPTIONS...
     SEKO_RANKS=$ranks SEKO_PRESET=$quantised "$PYTHON" -m scripts.bench "$1" --work "$work" --rows "$rows" "${@:2}"
 }
 
+stream() { # NAME OPTIONS...
+    SEKO_RANKS=$ranks SEKO_PRESET="" "$PYTHON" -m scripts.bench "ranks_$1" --work "$work" --rows "$rows" "${@:2}"
+}
+
 if [ -n "$quantised" ]; then
     measured ranks_drawn --prepare >"$work/compile.log" 2>&1 &
     compile=$!
@@ -42,6 +47,11 @@ if [ -n "$decode" ]; then
     measured ranks_decode --prepare >"$work/compile-vae.log" 2>&1 &
     compile_vae=$!
 fi
+declare -A compile_stream
+for name in ${SEKO_STREAMS-}; do
+    stream "$name" --prepare >"$work/compile-$name.log" 2>&1 &
+    compile_stream[$name]=$!
+done
 checkpoint=$work/$preset.pt
 [ -e "$checkpoint" ] || "$PYTHON" scripts/make_checkpoint.py --preset "$preset" --format self-forcing --device cuda -o "$checkpoint" || exit
 echo "== checkpoint: $((SECONDS - began)) s"
@@ -57,6 +67,9 @@ fi
 if [ -n "$decode" ]; then
     wait "$compile_vae" || { failed=$((failed + 1)) decode="" && tail -n 20 "$work/compile-vae.log"; }
 fi
+for name in "${!compile_stream[@]}"; do
+    wait "${compile_stream[$name]}" || { failed=$((failed + 1)) && unset "compile_stream[$name]" && tail -n 20 "$work/compile-$name.log"; }
+done
 echo "== built: $((SECONDS - began)) s"
 if [ "$built" -eq 0 ]; then
     measured ranks || failed=$((failed + 1))
@@ -71,6 +84,10 @@ fi
 if [ -n "$quantised" ]; then
     measured ranks_drawn || failed=$((failed + 1))
 fi
+for name in "${!compile_stream[@]}"; do
+    stream "$name" || failed=$((failed + 1))
+    echo "== $name: $((SECONDS - began)) s"
+done
 for name in ${SEKO_TESTS-ranks pools faults}; do
     SEKO_RANKS_TARGET=cuda "$PYTHON" -m pytest -q -p no:cacheprovider "tests/parallel/test_$name.py" >"$work/test-$name.log" 2>&1 || failed=$((failed + 1))
     echo "== test_$name: $((SECONDS - began)) s"

@@ -105,6 +105,8 @@ def test_kernels_are_compared_with_a_ranks_share(processes: ModuleType) -> None:
         ("ranks_drawn", ["sp2_s5", "sp2_s5_rank_skew_ms", "sp_equal"]),
         ("ranks_decode", ["sp2_vae"]),
         ("ranks_video", ["sp2_14b_fps"]),
+        ("ranks_lingbot", ["lingbot_fps_2gpu"]),
+        ("ranks_talk", ["talk_realtime_2gpu"]),
     ],
 )
 def test_two_ranks_on_a_cpu_make_the_rows(case: str, figures: list[str], tmp_path: Path) -> None:
