@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +18,9 @@ from seko_export.checkpoints.sources import TensorSource
 
 Spread = Callable[[str, tuple[int, ...]], tuple[float, float]]
 _NAMED = "random weights"  # in place of a path and of a format
+_SLAB = (
+    1 << 22
+)  # numbers that one generator draws, one after another: a larger weight is drawn by several threads
 
 
 def random_checkpoint(
@@ -81,10 +87,17 @@ def random_weight(
     torch.Tensor
         The weight, of shape ``shape``, on the CPU.
     """
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    # A CPU generator keeps 32 bits of its seed; more would only look like more.
-    generator = torch.Generator(device=device).manual_seed(int.from_bytes(digest[:4], "little"))
-    weight = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+    weight = torch.empty(shape, dtype=torch.float32, device=device)
+    slabs = weight.view(-1).split(_SLAB)
+
+    def draw(number: int) -> None:
+        digest = hashlib.sha256(f"{seed} {name}{f' {number}' * (number > 0)}".encode()).digest()
+        # A CPU generator keeps 32 bits of its seed; more would only look like more.
+        generator = torch.Generator(device=device).manual_seed(int.from_bytes(digest[:4], "little"))
+        slabs[number].normal_(generator=generator)
+
+    with ThreadPoolExecutor(min(len(slabs), os.cpu_count() or 1)) as threads:
+        deque(threads.map(draw, range(len(slabs))), maxlen=0)
     mean, deviation = spread(name, shape)
     weight *= deviation
     if mean:

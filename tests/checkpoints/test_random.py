@@ -20,6 +20,7 @@ from scripts.random_clip import SIZES as CLIPS
 from scripts.random_clip import write_random_clip
 from scripts.random_text import SIZES as TEXTS
 from scripts.random_text import write_random_text
+from seko_export.checkpoints import random as drawing
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.model import ModelConfig
 from seko_export.errors import MachineError, UsageError
@@ -56,6 +57,16 @@ def test_every_weight_differs_and_bf16_is_the_rounded_fp32(model: ModelConfig) -
         assert exact.std() > 0
         seen.add(exact.flatten()[:16].numpy().tobytes())
     assert len(seen) == len(wan_shapes(model))
+
+
+def test_a_large_weight_is_the_same_however_many_threads_draw_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "_SLAB", 1000)
+    drawn = [random_weight("w", (7, 321), seed=5, dtype=torch.float32)]
+    monkeypatch.setattr(drawing.os, "cpu_count", lambda: 1)
+    drawn.append(random_weight("w", (7, 321), seed=5, dtype=torch.float32))
+    assert torch.equal(*drawn)
+    slabs = drawn[0].flatten().split(1000)
+    assert not torch.equal(slabs[0], slabs[1])
 
 
 @pytest.mark.parametrize("layers", [1, 12])
