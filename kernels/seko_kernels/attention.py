@@ -35,7 +35,8 @@ class OwnTokens(NamedTuple):
     Parameters
     ----------
     k : Tensor
-        Keys after RoPE, ``[B, O, H, D]`` of q's dtype, contiguous; O is at least the number T of queries.
+        Keys after RoPE, ``[B, O, H, D]`` of q's dtype; O is at least the number T of queries. Tokens may be strided, as
+        in what ranks exchange.
     v : Tensor
         Values, ``[B, O, H * D]`` of q's dtype; tokens may be strided, as in the output of a fused projection.
     """
@@ -86,8 +87,8 @@ def attention_fp8(
     Parameters
     ----------
     q : Tensor
-        Queries, ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32, contiguous. D
-        is a power of two, at least 32.
+        Queries, ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32; tokens may be
+        strided. D is a power of two, at least 32.
     k : Tensor
         Cached keys, ``[B, N, H, D]`` int8, contiguous, for N cached tokens of each row.
     k_scale : Tensor
@@ -125,11 +126,12 @@ def attention_fp8(
     """
     expect_dims("q", q, 4, "[batch, tokens, heads, head_dim]")
     expect_dims("k", k, 4, "[batch, tokens, heads, head_dim]")
-    batch, query_tokens, heads, head_dim = q.shape
+    batch, _, heads, head_dim = q.shape
     cache_tokens = k.shape[1]
     if head_dim < SMALLEST_HEAD_DIM or head_dim & (head_dim - 1):
         raise KernelsError(f"head_dim must be a power of two of at least {SMALLEST_HEAD_DIM}, got {head_dim}")
-    expect("q", q, (batch, query_tokens, heads, head_dim), *FLOAT_DTYPES)
+    expect_dtype("q", q, *FLOAT_DTYPES)
+    _expect_rows("q", q)
     _expect_own(own, q)
     expect("k", k, (batch, cache_tokens, heads, head_dim), torch.int8)
     expect("k_scale", k_scale, (batch, heads, key_tiles(cache_tokens)), torch.float32)
@@ -330,6 +332,8 @@ def _launch(
             *places,
             HEADS=heads,
             SOFTMAX_SCALE=softmax_scale(head_dim),
+            Q_STRIDE=q.stride(1),
+            K_OWN_STRIDE=k_own.stride(1),
             OWN_N=own_n,
             STAGES=stages,
             **of_list,
@@ -351,6 +355,8 @@ def _launch(
                 HEAD_DIM=head_dim,
                 SOFTMAX_SCALE=softmax_scale(head_dim),
                 KEY_TILE=KEY_TILE,
+                Q_STRIDE=q.stride(1),
+                K_OWN_STRIDE=k_own.stride(1),
                 BLOCK_M=block_m,
                 BLOCK_N=block_n,
                 OWN_N=own_n,
@@ -381,14 +387,22 @@ def _expect_own(own: OwnTokens, q: Tensor) -> None:
         raise KernelsError(
             f"there are {tokens} own keys and {queries} queries, expected at least as many keys"
         )
-    expect("own keys", own.k, (batch, tokens, heads, head_dim), q.dtype)
-    expect_dtype("own values", own.v, q.dtype)
-    expected = (batch, tokens, heads * head_dim)
-    if tuple(own.v.shape) != expected:
-        raise KernelsError(f"own values have shape {tuple(own.v.shape)}, expected {expected}")
-    apart, token = own.v.stride(0), own.v.stride(1)
-    if own.v.stride(2) != 1 or token % DESCRIPTOR_UNIT or (batch > 1 and apart != tokens * token):
+    of_rows = (("own keys", own.k, (heads, head_dim)), ("own values", own.v, (heads * head_dim,)))
+    for name, given, row in of_rows:
+        expect_dtype(name, given, q.dtype)
+        expected = (batch, tokens, *row)
+        if tuple(given.shape) != expected:
+            raise KernelsError(f"{name} have shape {tuple(given.shape)}, expected {expected}")
+        _expect_rows(name, given)
+
+
+def _expect_rows(name: str, x: Tensor) -> None:
+    """Raise an error unless each token's numbers ``x[b, t]`` are contiguous, and all tokens lie at one stride."""
+    batch, tokens, *row = x.shape
+    apart, token, *within = x.stride()
+    contiguous = within[-1] == 1 and within[:-1] == row[1:]
+    if not contiguous or token % DESCRIPTOR_UNIT or (batch > 1 and apart != tokens * token):
         raise KernelsError(
-            f"own values are strided {own.v.stride()}, expected rows of contiguous numbers at one stride, a multiple "
-            f"of {DESCRIPTOR_UNIT}"
+            f"{name} strided {x.stride()}, expected rows of contiguous numbers at one stride, a multiple of "
+            f"{DESCRIPTOR_UNIT}"
         )

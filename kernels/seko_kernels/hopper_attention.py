@@ -57,6 +57,8 @@ def attention_hopper_outline(  # type: ignore[no-untyped-def]
     rest_tokens,
     HEADS: tl.constexpr,
     SOFTMAX_SCALE: tl.constexpr,
+    Q_STRIDE: tl.constexpr,
+    K_OWN_STRIDE: tl.constexpr,
     OWN_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -96,6 +98,8 @@ def sparse_attention_hopper_outline(  # type: ignore[no-untyped-def]
     rest_tokens,
     HEADS: tl.constexpr,
     SOFTMAX_SCALE: tl.constexpr,
+    Q_STRIDE: tl.constexpr,
+    K_OWN_STRIDE: tl.constexpr,
     OWN_N: tl.constexpr,
     STAGES: tl.constexpr,
     CHOSEN_TILES: tl.constexpr,

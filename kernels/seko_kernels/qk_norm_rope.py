@@ -1,5 +1,5 @@
-"""The op that normalises and rotates q and k and writes k into the chunk's cache slots. The op checks its arguments,
-then runs its kernel or the reference."""
+"""The ops that normalise and rotate q and k. One writes k into the chunk's cache slots, the other writes q, k and v as
+ranks send them. An op checks its arguments, then runs the kernel or the reference."""
 
 from __future__ import annotations
 
@@ -83,10 +83,7 @@ def qk_norm_rope(
     expect("qkv", qkv, (batch, tokens, 3 * width), *FLOAT_DTYPES)
     expect("k_out", k_out, tuple(k_out.shape), qkv.dtype)
     expect("write_slots", write_slots, (batch, write_slots.shape[1]), torch.int64)
-    for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
-        expect(name, weight, (width,), torch.float32)
-    for name, table in (("cos", cos), ("sin", sin)):
-        expect(name, table, (batch, tokens, head_dim // 2), torch.float32)
+    _expect_normed(qkv, q_weight, k_weight, cos, sin, head_dim)
     if takes_kernels(qkv, q_weight, k_weight, cos, sin, write_slots, k_out):
         q, keys = _qk_norm_rope_cuda(
             *(qkv, q_weight, k_weight, cos, sin, write_slots, frame_tokens, eps, k_out),
@@ -101,6 +98,76 @@ def qk_norm_rope(
     flat = k_out.view(batch * cache_tokens, heads, head_dim)
     flat.index_copy_(0, place.flatten(), k.to(k_out.dtype).flatten(0, 1))
     return q.to(k_out.dtype), keys
+
+
+def qk_norm_rope_shares(
+    qkv: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    shares: int,
+    eps: float,
+    plain_keys: str = "none",
+) -> Tensor:
+    """Apply RMSNorm and RoPE to q and k as `qk_norm_rope` does, and return q, k and v by shares of the heads.
+
+    Parameters
+    ----------
+    qkv, q_weight, k_weight, cos, sin, eps, plain_keys
+        The parameters of `qk_norm_rope`.
+    heads : int
+        Number H of heads.
+    shares : int
+        Number R of equal shares of the heads.
+
+    Returns
+    -------
+    Tensor
+        ``[R, B, T, P, H / R, D]`` of qkv's dtype: of each share of the heads q, k, v and, unless `plain_keys` is
+        ``"none"``, the unquantised keys.
+
+    Raises
+    ------
+    KernelsError
+        If a tensor has another shape, dtype or layout than documented at `qk_norm_rope`, if there are no such shares,
+        or if the tensors lie on different devices, or on a device that is neither CPU nor CUDA.
+    """
+    expect_dims("qkv", qkv, 3, "[batch, tokens, 3 * width]")
+    width = qkv.shape[2] // 3
+    if plain_keys not in PLAIN_KEYS:
+        raise KernelsError(f"plain_keys must be one of {', '.join(PLAIN_KEYS)}, got {plain_keys!r}")
+    if shares < 1 or heads % shares or width % heads or (width // heads) % 2:
+        raise KernelsError(
+            f"{width} channels of {heads} heads, each rotated in pairs, have no {shares} shares"
+        )
+    head_dim = width // heads
+    _expect_normed(qkv, q_weight, k_weight, cos, sin, head_dim)
+    if takes_kernels(qkv, q_weight, k_weight, cos, sin):
+        sent: Tensor = _qk_norm_rope_shares_cuda(
+            qkv, q_weight, k_weight, cos, sin, heads, shares, eps, PLAIN_KEYS[plain_keys]
+        )
+        return sent
+    _, q = fused_reference.qk_norm_rope(qkv, q_weight, cos, sin, 0, heads, eps)
+    before, k = fused_reference.qk_norm_rope(qkv, k_weight, cos, sin, 1, heads, eps)
+    v = qkv[..., 2 * width :].unflatten(-1, (heads, head_dim))
+    keys = {"none": [], "rotated": [k], "before_rope": [before]}[plain_keys]
+    stacked = torch.stack([part.to(qkv.dtype) for part in (q, k, v, *keys)], dim=2)  # [B, T, P, H, D]
+    by_share: Tensor = stacked.unflatten(3, (shares, -1)).permute(3, 0, 1, 2, 4, 5).contiguous()
+    return by_share
+
+
+def _expect_normed(
+    qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, head_dim: int
+) -> None:
+    """Raise an error unless the tensors fit ``qkv`` [B, T, 3 * width]."""
+    batch, tokens, three = qkv.shape
+    expect("qkv", qkv, (batch, tokens, three), *FLOAT_DTYPES)
+    for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
+        expect(name, weight, (three // 3,), torch.float32)
+    for name, table in (("cos", cos), ("sin", sin)):
+        expect(name, table, (batch, tokens, head_dim // 2), torch.float32)
 
 
 @kernel_op("seko::qk_norm_rope", mutates_args={"k_out"})
@@ -139,6 +206,47 @@ def _qk_norm_rope_cuda(
         FRAME_TOKENS=frame_tokens,
         BLOCK=triton.next_power_of_2(heads * head_dim),
         PLAIN=plain,
+        SHARES=0,
         num_warps=NORM_ROPE_WARPS,
     )
     return q, keys
+
+
+@kernel_op("seko::qk_norm_rope_shares", mutates_args=())
+def _qk_norm_rope_shares_cuda(
+    qkv: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    shares: int,
+    eps: float,
+    plain: int,
+) -> Tensor:
+    batch, tokens, three = qkv.shape
+    head_dim, parts = three // 3 // heads, 4 if plain else 3
+    shape = (shares, batch, tokens, parts, heads // shares, head_dim)
+    sent = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
+    wrap_triton(qk_norm_rope_kernel)[(batch * tokens, 3)](
+        qkv,
+        q_weight,
+        k_weight,
+        cos,
+        sin,
+        qkv,  # slots, which this variant does not read
+        sent,
+        sent,
+        sent,
+        tokens,
+        batch * tokens,
+        EPS=eps,
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        FRAME_TOKENS=tokens,
+        BLOCK=triton.next_power_of_2(heads * head_dim),
+        PLAIN=plain,
+        SHARES=shares,
+        num_warps=NORM_ROPE_WARPS,
+    )
+    return sent

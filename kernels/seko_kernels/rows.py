@@ -155,6 +155,19 @@ def quantise_rows(x: Tensor) -> Rows:
     return _row_norm(x, fp8=True)[1]
 
 
+def quantise_row_parts(parts: Tensor) -> Rows:
+    """Return what `quantise_rows` would of rows that lie in R parts, ``[R, B, T, d / R]`` float32 or bfloat16,
+    contiguous, without joining them first: ranks get their rows so."""
+    expect_dims("parts", parts, 4, "[parts, batch, tokens, width of a part]")
+    expect("parts", parts, tuple(parts.shape), *FLOAT_DTYPES)
+    if takes_kernels(parts):
+        expect_fp8(parts.device)
+        return Rows(*_row_parts_cuda(parts))
+    x = parts.permute(1, 2, 0, 3).flatten(2)
+    values, scale = fused_reference.e4m3_rows(x.flatten(0, 1))
+    return Rows(values.view(x.shape), scale)
+
+
 def gelu_quantise(x: Tensor) -> Rows:
     """Return GELU (tanh form) of `x`, ``[B, T, width]`` float32 or bfloat16, contiguous, as fp8 with row scales."""
     expect_dims("x", x, 3, "[batch, tokens, width]")
@@ -295,10 +308,42 @@ def _row_norm_cuda(
         SHIFT_AT=shift_at,
         SCALE_AT=scale_at,
         **tiles.constants,
+        SOURCES=1,
+        PLANE=0,
         INTEGER=False,
         num_warps=tiles.warps,
     )
     return hidden, values, scale
+
+
+@kernel_op("seko::row_parts", mutates_args=())
+def _row_parts_cuda(parts: Tensor) -> tuple[Tensor, Tensor]:
+    sources, batch, tokens, own = parts.shape
+    width = sources * own
+    values = torch.empty((batch, tokens, width), dtype=FP8, device=parts.device)
+    scale = torch.empty((batch * tokens, 1), dtype=torch.float32, device=parts.device)
+    tiles = row_tiles(width, tokens, NORM_NONE)
+    # Arguments that this variant does not read still need a tensor.
+    wrap_triton(row_norm_kernel)[(batch * tokens,)](
+        *[parts] * 8,
+        values,
+        scale,
+        EPS=0.0,
+        WIDTH=width,
+        FRAME_TOKENS=tokens,
+        ADD=ADD_NONE,
+        NORM=NORM_NONE,
+        QUANTISE=True,
+        GATE_AT=LEFT_OUT,
+        SHIFT_AT=LEFT_OUT,
+        SCALE_AT=LEFT_OUT,
+        **tiles.constants,
+        SOURCES=sources,
+        PLANE=batch * tokens * own,
+        INTEGER=False,
+        num_warps=tiles.warps,
+    )
+    return values, scale
 
 
 @kernel_op("seko::row_gelu", mutates_args=())

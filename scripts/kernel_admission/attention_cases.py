@@ -27,6 +27,7 @@ class Case:
     outliers: bool = False
     sink: bool = False  # one key has nearly all weight, and a value of 0
     more_own: int = 0  # own keys beyond those of the queries
+    strided: bool = False  # tokens of queries and own keys lie apart, as ranks get them
 
 
 def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
@@ -46,6 +47,7 @@ def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
     # The result is what the other keys give, each of about 2 ** -16 of the largest weight.
     yield Case("a key that all queries look at", 130, heads, 700, (523,), sink=True)
     yield Case("own keys that are no queries", 130, heads, 700, (1, 523), more_own=301)
+    yield Case("strided tokens", 200, heads, 1000, (523, 1000), more_own=3, strided=True)
     if full is not None:
         _, query_tokens, cache_tokens = full
         yield Case("full size", query_tokens, heads, cache_tokens, (cache_tokens,))
@@ -86,7 +88,10 @@ def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
         v[row, ..., filled:].view(torch.uint8).fill_(NAN_BYTE)
     v_scale = 2.0 ** torch.randint(-1, 2, (heads,), generator=generator, device=device).float()
     values = v_own.to(dtype).flatten(2)[..., : heads * head_dim]
-    return q.to(dtype), codes, k_scale, v, v_scale, valid + case.query_tokens, k_own.to(dtype), values
+    q, k_own = q.to(dtype), k_own.to(dtype)
+    if case.strided:
+        q, k_own = (torch.stack((x.new_full(x.shape, torch.nan), x), 2)[:, :, 1] for x in (q, k_own))
+    return q, codes, k_scale, v, v_scale, valid + case.query_tokens, k_own, values
 
 
 def expected(

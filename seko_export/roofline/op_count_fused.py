@@ -92,6 +92,25 @@ class CountedOps(LayerOps):
         self._record(ROW_KERNEL, ins, outs, parts=[(k_out, q.numel() * k_out.itemsize)])
         return q, keys
 
+    def qk_norm_rope_shares(
+        self,
+        qkv: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: int,
+        shares: int,
+        eps: float,  # noqa: ARG002 - of the op
+        plain_keys: str = "none",
+    ) -> Tensor:
+        """Count the cost of `qk_norm_rope.qk_norm_rope_shares`."""
+        parts = 3 if plain_keys == "none" else 4
+        shape = (shares, *qkv.shape[:2], parts, heads // shares, len(q_weight) // heads)
+        sent = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
+        self._record(ROW_KERNEL, [qkv, q_weight, k_weight, cos, sin], [sent])
+        return sent
+
     def fp8_expand(self, *given: Any) -> None:
         """Count the cost of `scratch.fp8_expand`, which reads all cached tokens except the slots of the call's own
         tokens, and writes them in 8 bits."""
@@ -172,6 +191,11 @@ class CountedOps(LayerOps):
         return self._rows(x, [x], fp8=True)[1]
 
     gelu_quantise = quantise_rows
+
+    def quantise_row_parts(self, parts: Tensor) -> Rows:
+        """Count the cost of `rows.quantise_row_parts`."""
+        sources, batch, tokens, own = parts.shape
+        return self._rows(parts.view(batch, tokens, sources * own), [parts], fp8=True)[1]
 
     def gelu_linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Count the cost of `matmul.gelu_linear`, which is the cost of the linear layer, because GELU is part of the

@@ -34,6 +34,7 @@ CASES = [
     Case("scores far below zero", 33, 2, 100, (71,), key_offset=-8.0 * HEAD_DIM**0.5),
     Case("outlier channels", 33, 2, 100, (71,), outliers=True),
     Case("own keys that are no queries", 33, 2, 150, (3, 97), more_own=39),
+    Case("strided tokens", 33, 2, 150, (3, 97), more_own=3, strided=True),
 ]
 
 
@@ -144,6 +145,8 @@ def run(
             HEAD_DIM=HEAD_DIM,
             SOFTMAX_SCALE=HEAD_DIM**-0.5 * math.log2(math.e),
             KEY_TILE=KEY_TILE,
+            Q_STRIDE=q.stride(1),
+            K_OWN_STRIDE=k_own.stride(1),
             BLOCK_M=tiles.block_m,
             BLOCK_N=tiles.block_n,
             OWN_N=tiles.own_n,

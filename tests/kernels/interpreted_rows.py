@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from seko_kernels.fused_reference import FP8
-from seko_kernels.qk_norm_rope import PLAIN_KEYS, qk_norm_rope
-from seko_kernels.rows import gelu_quantise
+from seko_kernels.qk_norm_rope import PLAIN_KEYS, qk_norm_rope, qk_norm_rope_shares
+from seko_kernels.rows import gelu_quantise, quantise_row_parts
 from seko_kernels.triton.qk_norm_rope import qk_norm_rope_kernel
 from seko_kernels.triton.row_gelu import gelu_parts, row_gelu_kernel
-from seko_kernels.triton.row_norm import row_norm_kernel, row_tiles
+from seko_kernels.triton.row_norm import ADD_NONE, NORM_NONE, row_norm_kernel, row_tiles
 from tests.kernels.fused_inputs import RINGS, Ring, chunk_of
 from tests.kernels.row_variants import EPS, VARIANTS, Variant, reference_of, row_inputs
 from tests.support.tolerances import FUSED, relative_error
@@ -39,6 +39,7 @@ def test_norm_and_rotation_agree_with_the_reference(ring: Ring, plain: str) -> N
         FRAME_TOKENS=ring.frame_tokens,
         BLOCK=1 << (width - 1).bit_length(),
         PLAIN=PLAIN_KEYS[plain],
+        SHARES=0,
     )
     near(q_out, q)
     near(k_out, k_expected)
@@ -46,6 +47,55 @@ def test_norm_and_rotation_agree_with_the_reference(ring: Ring, plain: str) -> N
         assert bool((keys_out == 7).all())
     else:
         near(keys_out, keys)
+
+
+@pytest.mark.parametrize("plain", PLAIN_KEYS)
+def test_shares_of_the_heads_agree_with_the_reference(plain: str) -> None:
+    ring, shares = RINGS[1], 3
+    chunk = chunk_of(ring, torch.float32)
+    arguments = (chunk.qkv, chunk.q_weight, chunk.k_weight, chunk.cos, chunk.sin)
+    expected = qk_norm_rope_shares(*arguments, ring.heads, shares, 1e-6, plain)
+    sent = torch.full(expected.shape, 7.0)
+    qk_norm_rope_kernel[(ring.batch * ring.tokens, 3)](
+        *arguments,
+        *(ring.slots(), sent, sent, sent, ring.tokens, ring.batch * ring.tokens),
+        EPS=1e-6,
+        HEADS=ring.heads,
+        HEAD_DIM=ring.head_dim,
+        FRAME_TOKENS=ring.frame_tokens,
+        BLOCK=1 << (ring.heads * ring.head_dim - 1).bit_length(),
+        PLAIN=PLAIN_KEYS[plain],
+        SHARES=shares,
+    )
+    near(sent, expected)
+
+
+@pytest.mark.parametrize(("sources", "own"), [(2, 50), (3, 64), (4, 320)])
+def test_rows_in_parts_are_quantised_as_whole_rows(sources: int, own: int) -> None:
+    torch.manual_seed(own)
+    parts = torch.randn(sources, 2, 3, own) * torch.exp(torch.randn(1, 2, 3, 1) * 2)
+    values, scale = quantise_row_parts(parts)
+    ours, our_scale = torch.zeros(6, sources * own).to(FP8), torch.full((6, 1), float("nan"))
+    tiles = row_tiles(sources * own, 3, NORM_NONE)
+    row_norm_kernel[(6,)](
+        *[parts] * 8,
+        *(ours, our_scale),
+        EPS=0.0,
+        WIDTH=sources * own,
+        FRAME_TOKENS=3,
+        ADD=ADD_NONE,
+        NORM=NORM_NONE,
+        QUANTISE=True,
+        GATE_AT=-1,
+        SHIFT_AT=-1,
+        SCALE_AT=-1,
+        **tiles.constants,
+        SOURCES=sources,
+        PLANE=6 * own,
+        INTEGER=True,
+    )
+    assert torch.equal(ours.view(torch.uint8), values.flatten(0, 1).view(torch.uint8))
+    assert torch.equal(our_scale, scale)
 
 
 WIDTHS = (64, 100, 640, 3072)
@@ -84,6 +134,8 @@ def test_row_kernel_agrees_with_the_reference(variant: Variant, width: int) -> N
         SHIFT_AT=variant.shift_at,
         SCALE_AT=variant.scale_at,
         **tiles.constants,
+        SOURCES=1,
+        PLANE=0,
         INTEGER=True,
     )
     if variant.add:

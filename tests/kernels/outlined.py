@@ -61,6 +61,8 @@ EIGHT_BITS = Shown(
     {
         "HEADS": 12,
         "SOFTMAX_SCALE": SOFTMAX_SCALE,
+        "Q_STRIDE": 12 * 128,
+        "K_OWN_STRIDE": 12 * 128,
         "OWN_N": hopper_attention.OWN_KEYS,
         "STAGES": hopper_attention.STAGES,
     },

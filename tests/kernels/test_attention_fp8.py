@@ -71,6 +71,8 @@ def compile_attention(
         "HEAD_DIM": 128,
         "SOFTMAX_SCALE": 128**-0.5 * math.log2(math.e),
         "KEY_TILE": KEY_TILE,
+        "Q_STRIDE": 12 * 128,
+        "K_OWN_STRIDE": 12 * 128,
         "BLOCK_M": tiles.block_m,
         "BLOCK_N": tiles.block_n,
         "OWN_N": tiles.own_n,
@@ -136,7 +138,7 @@ def test_wrong_tensors_are_refused() -> None:
             attend(*arguments[:at], wrong, *arguments[at + 1 :])
 
     refused(KernelsError, "power of two", 0, q[..., :24])
-    refused(KernelsError, "q is strided", 0, q.transpose(1, 2).contiguous().transpose(1, 2))
+    refused(KernelsError, "q strided", 0, q.transpose(1, 2).contiguous().transpose(1, 2))
     refused(KernelsError, "q is", 0, e4m3_cast(q))
     refused(KernelsError, "k has shape", 1, k[:, :, :2])
     refused(KernelsError, "k is", 1, k.float())
@@ -146,9 +148,9 @@ def test_wrong_tensors_are_refused() -> None:
     refused(KernelsError, "int64", 5, valid.int())
     refused(KernelsError, "own keys is", 6, k_own.bfloat16())
     refused(KernelsError, "36 own keys and 37 queries", 6, k_own[:, 1:])
-    refused(KernelsError, "own keys has shape", 6, k_own[..., :16])
+    refused(KernelsError, "own keys have shape", 6, k_own[..., :16])
     refused(KernelsError, "own values have shape", 7, v_own[:, 1:])
-    refused(KernelsError, "own values are strided", 7, v_own.mT.contiguous().mT)
+    refused(KernelsError, "own values strided", 7, v_own.mT.contiguous().mT)
     refused(KernelsError, "one device", 1, k.to("meta"))
 
 

@@ -26,13 +26,14 @@ from seko_kernels.few_tokens import decode_attention, local_attention
 from seko_kernels.fused_reference import FP8
 from seko_kernels.matmul import fp8_linear
 from seko_kernels.ops import KERNEL_OPS
-from seko_kernels.qk_norm_rope import qk_norm_rope
+from seko_kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_shares
 from seko_kernels.rows import (
     Modulation,
     gated_residual,
     gated_residual_norm,
     gated_residual_norm_modulate,
     gelu_quantise,
+    quantise_row_parts,
     quantise_rows,
     residual_norm_modulate,
 )
@@ -203,6 +204,20 @@ def test_norm_and_rotation(launches: Launches, plain: str) -> None:
     assert keys.shape == ((0,) if plain == "none" else (1, T, H, D))
     plain_keys = [] if plain == "none" else ["K_PLAIN"]
     assert launches == [("qk_norm_rope_kernel", ["K_OUT", *plain_keys, "Q_OUT"])]
+
+
+@pytest.mark.parametrize("plain", ["none", "before_rope"])
+def test_norm_and_rotation_by_shares(launches: Launches, plain: str) -> None:
+    qkv, table = on_gpu(1, T, 3 * WIDTH, dtype=torch.bfloat16), on_gpu(1, T, D // 2)
+    sent = qk_norm_rope_shares(qkv, on_gpu(WIDTH), on_gpu(WIDTH), table, table, H, 2, EPS, plain)
+    assert (sent.shape, sent.dtype) == ((2, 1, T, 3 + (plain != "none"), H // 2, D), torch.bfloat16)
+    assert launches == [("qk_norm_rope_kernel", ["Q_OUT"])]
+
+
+def test_rows_in_parts(launches: Launches) -> None:
+    rows = quantise_row_parts(on_gpu(2, 1, T, WIDTH // 2, dtype=torch.bfloat16))
+    assert (rows.values.shape, rows.values.dtype) == ((1, T, WIDTH), FP8)
+    assert launches == [("row_norm_kernel", ["OUT", "OUT_SCALE"])]
 
 
 @pytest.mark.parametrize("rotated", [True, False])

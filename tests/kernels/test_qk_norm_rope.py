@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from seko_export.families.layers.rotary import rotate
 from seko_kernels.errors import KernelsError
-from seko_kernels.qk_norm_rope import PLAIN_KEYS, qk_norm_rope
+from seko_kernels.qk_norm_rope import PLAIN_KEYS, qk_norm_rope, qk_norm_rope_shares
 from seko_kernels.triton.qk_norm_rope import NORM_ROPE_WARPS, qk_norm_rope_kernel
 from tests.kernels.fused_inputs import RINGS, Chunk, Ring, chunk_of
 from tests.kernels.test_scratch import FULL, FULL_ROWS
@@ -71,6 +72,45 @@ def test_wrong_tensors_are_refused() -> None:
         run(ring, Chunk(**vars(chunk) | {"cos": chunk.cos[:, 1:]}), "none")
     with pytest.raises(KernelsError, match="qkv has shape"):
         run(ring, Chunk(**vars(chunk) | {"qkv": chunk.qkv[:, 1:]}), "none")
+    with pytest.raises(KernelsError, match="2 heads, each rotated in pairs, have no 3 shares"):
+        shares_of(ring, chunk, 3, "none")
+    with pytest.raises(KernelsError, match="plain_keys"):
+        shares_of(ring, chunk, 2, "all")
+
+
+def shares_of(ring: Ring, chunk: Chunk, shares: int, plain: str, device: str = "cpu") -> Tensor:
+    """q, k and v by shares of the heads."""
+    arguments = (chunk.qkv, chunk.q_weight, chunk.k_weight, chunk.cos, chunk.sin)
+    return qk_norm_rope_shares(*(x.to(device) for x in arguments), ring.heads, shares, EPS, plain).cpu()
+
+
+def by_shares(ring: Ring, chunk: Chunk, shares: int, plain: str, device: str = "cpu") -> Tensor:
+    """The same from `qk_norm_rope`, whose keys are of a ring that the chunk fills."""
+    whole = replace(
+        ring,
+        cache_frames=len(ring.write_slots[0]),
+        write_slots=tuple(tuple(range(len(row))) for row in ring.write_slots),
+    )
+    q, keys, k = run(whole, chunk, plain, device)
+    v = chunk.qkv.chunk(3, dim=-1)[2].unflatten(-1, (ring.heads, -1))
+    parts = torch.stack((q, k, v, *([keys] if plain != "none" else [])), 2)
+    return parts.unflatten(3, (shares, -1)).permute(3, 0, 1, 2, 4, 5)
+
+
+@pytest.mark.parametrize("plain", PLAIN_KEYS)
+@pytest.mark.parametrize(("ring", "shares"), [(RINGS[0], 2), (RINGS[1], 3), (RINGS[3], 2)], ids=str)
+def test_shares_of_the_heads_are_those_of_all(ring: Ring, shares: int, plain: str) -> None:
+    chunk = chunk_of(ring, torch.bfloat16)
+    assert torch.equal(shares_of(ring, chunk, shares, plain), by_shares(ring, chunk, shares, plain))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("plain", PLAIN_KEYS)
+@pytest.mark.parametrize(("ring", "shares"), [(RINGS[1], 3), (FULL, 4), (FULL_ROWS, 2)], ids=str)
+def test_gpu_shares_of_the_heads_are_those_of_all(ring: Ring, shares: int, plain: str) -> None:
+    chunk = chunk_of(ring, torch.bfloat16)
+    ours = shares_of(ring, chunk, shares, plain, "cuda")
+    assert torch.equal(ours, by_shares(ring, chunk, shares, plain, "cuda"))
 
 
 def test_kernel_compiles_without_spills(
@@ -83,11 +123,15 @@ def test_kernel_compiles_without_spills(
         **dict.fromkeys(("Q_OUT", "K_OUT", "K_PLAIN"), "*bf16"),
         **dict.fromkeys(("tokens", "cache_tokens"), "i32"),
     }
-    for heads, block in ((12, 2048), (40, 8192)):
+    for heads, block, shares in ((12, 2048, 0), (40, 8192, 0), (40, 8192, 4)):
         constants = {"EPS": EPS, "HEADS": heads, "HEAD_DIM": 128, "FRAME_TOKENS": 1560, "BLOCK": block}
         for arch in compile_archs if heads == 12 else {90} & {*compile_archs}:
             compiled = cross_compile(
-                qk_norm_rope_kernel, signature, constants | {"PLAIN": 1}, arch, NORM_ROPE_WARPS
+                qk_norm_rope_kernel,
+                signature,
+                constants | {"PLAIN": 1, "SHARES": shares},
+                arch,
+                NORM_ROPE_WARPS,
             )
             if arch == 90:
                 assert not {"LDL", "STL"} & set(sass_of(compiled)), f"{heads} heads spill"

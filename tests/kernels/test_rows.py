@@ -21,6 +21,7 @@ from seko_kernels.rows import (
     gated_residual,
     gated_residual_norm_modulate,
     gelu_quantise,
+    quantise_row_parts,
     quantise_rows,
     residual_norm_modulate,
 )
@@ -160,6 +161,7 @@ def test_kernels_compile_without_spills(
             "OUT_SCALE": "*fp32",
         }
         constants = {"EPS": EPS, "WIDTH": width, "FRAME_TOKENS": 1560, "INTEGER": False}
+        constants |= {"SOURCES": 1, "PLANE": 0}
         constants |= {"ADD": variant.add, "NORM": variant.norm, "QUANTISE": variant.fp8}
         constants |= {"GATE_AT": variant.gate_at, "SHIFT_AT": variant.shift_at, "SCALE_AT": variant.scale_at}
         check(row_norm_kernel, signature, constants | tiles.constants, tiles.warps, variant.fp8)
@@ -167,6 +169,23 @@ def test_kernels_compile_without_spills(
     parts = gelu_parts(13824)
     constants = {"WIDTH": 13824, "PART_0": parts[0], "PART_1": parts[1], "PART_2": parts[2], "INTEGER": False}
     check(row_gelu_kernel, signature, constants, gelu_warps(13824), True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_in_parts_are_quantised_as_whole_rows(dtype: torch.dtype) -> None:
+    check_parts(torch.randn(3, 2, 5, 24, dtype=dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(4, 1, 1170, 1280), (2, 1, 2340, 768), (3, 2, 37, 50)], ids=str)
+def test_gpu_rows_in_parts_are_quantised_as_whole_rows(shape: tuple[int, int, int, int]) -> None:
+    check_parts(torch.randn(shape, dtype=torch.bfloat16, device="cuda"))
+
+
+def check_parts(parts: Tensor) -> None:
+    ours, whole = quantise_row_parts(parts), quantise_rows(torch.cat([*parts], -1))
+    assert torch.equal(ours.values.view(torch.uint8), whole.values.view(torch.uint8))
+    assert torch.equal(ours.scale, whole.scale)
 
 
 @pytest.mark.gpu

@@ -57,7 +57,7 @@ CASES = {
     ("case", "size"),
     [
         *((case, "padded") for case in CASES),
-        *((case, "even") for case in ("plain", "fused over FP4", "camera", "voices")),
+        *((case, "even") for case in ("plain", "fused over FP4", "fp8 matmuls", "camera", "voices")),
     ],
 )
 def test_two_ranks_make_what_one_makes(case: str, size: str) -> None:

@@ -67,6 +67,8 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     rest_tokens,
     HEADS: gl.constexpr,
     SOFTMAX_SCALE: gl.constexpr,
+    Q_STRIDE: gl.constexpr,
+    K_OWN_STRIDE: gl.constexpr,
     OWN_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -84,7 +86,7 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     Q : pointer to bf16
-        Queries, ``[B, T, H, 128]``, contiguous.
+        Queries, ``[B * T, ...]``: rows of H * 128 contiguous numbers at a stride.
     K : pointer to int8
         Cached keys, ``[B, N, H, 128]``, contiguous.
     K_SCALE : pointer to fp32
@@ -93,9 +95,9 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     V_T : pointer to fp8
         Cached values, transposed: ``[B, H, 128, v_columns]``, contiguous; v_columns a multiple of 128 that holds N.
     K_OWN : pointer to bf16
-        Keys of the chunk's own tokens, ``[B, O, H, 128]``, contiguous.
+        Keys of the chunk's own tokens, ``[B * O, ...]``: rows like those of Q.
     V_OWN : pointer to bf16
-        Values of the chunk's own tokens, ``[B * O, ...]``: rows of H * 128 contiguous numbers at a stride.
+        Values of the chunk's own tokens, ``[B * O, ...]``: rows like those of Q.
     V_SCALE : pointer to fp32
         Scale of a head's values, ``[H]``, powers of two.
     VALID_TOKENS : pointer to int64
@@ -119,6 +121,8 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
         Number of heads, H.
     SOFTMAX_SCALE : constexpr float
         ``128 ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
+    Q_STRIDE, K_OWN_STRIDE : constexpr int
+        Distance between two tokens of Q, and of K_OWN, in numbers.
     OWN_N : constexpr int
         Number of the chunk's own keys in a tile.
     STAGES : constexpr int
@@ -150,6 +154,8 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
         rest_tokens,
         HEADS,
         SOFTMAX_SCALE,
+        Q_STRIDE,
+        K_OWN_STRIDE,
         OWN_N,
         STAGES,
         0,
@@ -182,6 +188,8 @@ def sparse_attention_hopper_kernel(  # type: ignore[no-untyped-def]
     rest_tokens,
     HEADS: gl.constexpr,
     SOFTMAX_SCALE: gl.constexpr,
+    Q_STRIDE: gl.constexpr,
+    K_OWN_STRIDE: gl.constexpr,
     OWN_N: gl.constexpr,
     STAGES: gl.constexpr,
     CHOSEN_TILES: gl.constexpr,
@@ -226,6 +234,8 @@ def sparse_attention_hopper_kernel(  # type: ignore[no-untyped-def]
         rest_tokens,
         HEADS,
         SOFTMAX_SCALE,
+        Q_STRIDE,
+        K_OWN_STRIDE,
         OWN_N,
         STAGES,
         CHOSEN_TILES,
@@ -258,6 +268,8 @@ def _attention(  # type: ignore[no-untyped-def]
     rest_tokens,
     HEADS: gl.constexpr,
     SOFTMAX_SCALE: gl.constexpr,
+    Q_STRIDE: gl.constexpr,
+    K_OWN_STRIDE: gl.constexpr,
     OWN_N: gl.constexpr,
     STAGES: gl.constexpr,
     CHOSEN_TILES: gl.constexpr,
@@ -277,10 +289,10 @@ def _attention(  # type: ignore[no-untyped-def]
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     OWN_STAGES: gl.constexpr = STAGES * 64 // OWN_N
 
-    q_base = Q + row64 * query_tokens * width + head * 128
+    q_base = Q + row64 * query_tokens * Q_STRIDE + head * 128
     k_base = K + row64 * cache_tokens * width + head * 128
     v_base = V_T + (row64 * HEADS + head) * 128 * v_columns
-    k_own_base = K_OWN + row64 * own_tokens * width + head * 128
+    k_own_base = K_OWN + row64 * own_tokens * K_OWN_STRIDE + head * 128
     v_own_base = V_OWN + row64 * own_tokens * v_own_stride + head * 128
     scales = K_SCALE + (row64 * HEADS + head) * (v_columns // 128)
 
@@ -334,10 +346,19 @@ def _attention(  # type: ignore[no-untyped-def]
     target = (scales, chosen, V_SCALE + head, out_base, lse_base, out_query, out_tokens, limit, parts)
     gl.warp_specialize(
         [
-            (_fetch, (sources, rings, barriers, places, width, OWN_N, STAGES)),
-            (_attend, (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, OWN_N, STAGES, 0)),
-            (_attend, (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, OWN_N, STAGES, 1)),
-            (_attend, (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, OWN_N, STAGES, 2)),
+            (_fetch, (sources, rings, barriers, places, width, K_OWN_STRIDE, OWN_N, STAGES)),
+            (
+                _attend,
+                (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, Q_STRIDE, OWN_N, STAGES, 0),
+            ),
+            (
+                _attend,
+                (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, Q_STRIDE, OWN_N, STAGES, 1),
+            ),
+            (
+                _attend,
+                (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, Q_STRIDE, OWN_N, STAGES, 2),
+            ),
         ],
         [4, 4, 4],
         # registers of a thread in each warpgroup, of 512 that the threads of one lane share
@@ -347,7 +368,14 @@ def _attention(  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _fetch(  # type: ignore[no-untyped-def]
-    sources, rings, barriers, places, WIDTH: gl.constexpr, OWN_N: gl.constexpr, STAGES: gl.constexpr
+    sources,
+    rings,
+    barriers,
+    places,
+    WIDTH: gl.constexpr,
+    K_OWN_STRIDE: gl.constexpr,
+    OWN_N: gl.constexpr,
+    STAGES: gl.constexpr,
 ):
     """Load tiles of the chunk's own tokens, then tiles of cached tokens, into the ring buffer in shared memory, as its
     stages become free.
@@ -365,7 +393,7 @@ def _fetch(  # type: ignore[no-untyped-def]
     own_first, own_last, first, last = places
 
     own_rows = [own_tokens, 128]
-    k_own = tma.make_tensor_descriptor(k_own_base, own_rows, [WIDTH, 1], [OWN_N, 128], BF16)
+    k_own = tma.make_tensor_descriptor(k_own_base, own_rows, [K_OWN_STRIDE, 1], [OWN_N, 128], BF16)
     v_own = tma.make_tensor_descriptor(v_own_base, own_rows, [v_own_stride, 1], [OWN_N, 128], BF16)
     own_k_ring = k_ring._reinterpret(gl.bfloat16, [OWN_STAGES, OWN_N, 128], BF16)
     own_v_ring = v_ring._reinterpret(gl.bfloat16, [OWN_STAGES, OWN_N, 128], BF16)
@@ -420,6 +448,7 @@ def _attend(  # type: ignore[no-untyped-def]
     target,
     WIDTH: gl.constexpr,
     SOFTMAX_SCALE: gl.constexpr,
+    Q_STRIDE: gl.constexpr,
     OWN_N: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
@@ -434,11 +463,33 @@ def _attend(  # type: ignore[no-untyped-def]
     if out_query + GROUP * 64 < out_tokens:
         if first < last:
             _attend_all(
-                rings, barriers, places, queries, target, WIDTH, SOFTMAX_SCALE, OWN_N, STAGES, GROUP, True
+                rings,
+                barriers,
+                places,
+                queries,
+                target,
+                WIDTH,
+                SOFTMAX_SCALE,
+                Q_STRIDE,
+                OWN_N,
+                STAGES,
+                GROUP,
+                True,
             )
         else:
             _attend_all(
-                rings, barriers, places, queries, target, WIDTH, SOFTMAX_SCALE, OWN_N, STAGES, GROUP, False
+                rings,
+                barriers,
+                places,
+                queries,
+                target,
+                WIDTH,
+                SOFTMAX_SCALE,
+                Q_STRIDE,
+                OWN_N,
+                STAGES,
+                GROUP,
+                False,
             )
     else:
         _let_all_pass(barriers, places, OWN_N, STAGES)
@@ -473,6 +524,7 @@ def _attend_all(  # type: ignore[no-untyped-def]
     target,
     WIDTH: gl.constexpr,
     SOFTMAX_SCALE: gl.constexpr,
+    Q_STRIDE: gl.constexpr,
     OWN_N: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
@@ -493,7 +545,7 @@ def _attend_all(  # type: ignore[no-untyped-def]
     q_base, query, query_tokens, own_tokens = queries
 
     q = q_ring.index(GROUP)
-    load_queries(q, q_base, query + GROUP * 64, query_tokens, WIDTH)
+    load_queries(q, q_base, query + GROUP * 64, query_tokens, Q_STRIDE)
     m = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, OWN_S))  # finite: no key gives 0, not NaN
     total = lane_sums(gl.zeros([64, OWN_N], gl.float32, OWN_S))
     acc = gl.zeros([64, 128], gl.float32, OWN_ACC)

@@ -118,16 +118,17 @@ def seen_by_products():  # type: ignore[no-untyped-def]
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def load_queries(to, base, query, query_tokens, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
+def load_queries(to, base, query, query_tokens, STRIDE: gl.constexpr):  # type: ignore[no-untyped-def]
     """Copy a warpgroup's queries, from number `query` on, to the warpgroup's shared memory `to` [64, 128]. Entries
     after the last query are zeros.
 
-    Queries are loaded by plain loads, because making a tensor descriptor would take longer.
+    The queries of two tokens are STRIDE numbers apart. They are loaded by plain loads, because making a tensor
+    descriptor would take longer.
     """
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     rows = query + gl.arange(0, 64, gl.SliceLayout(1, LINES))
     columns = gl.arange(0, 128, gl.SliceLayout(0, LINES))
-    at = gl.expand_dims(rows, 1) * WIDTH + gl.expand_dims(columns, 0)
+    at = gl.expand_dims(rows, 1) * STRIDE + gl.expand_dims(columns, 0)
     to.store(gl.load(base + at, mask=gl.expand_dims(rows < query_tokens, 1), other=0.0))
     seen_by_products()
 

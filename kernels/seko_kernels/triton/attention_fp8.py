@@ -58,6 +58,8 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     SOFTMAX_SCALE: tl.constexpr,
     KEY_TILE: tl.constexpr,
+    Q_STRIDE: tl.constexpr,
+    K_OWN_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OWN_N: tl.constexpr,
@@ -81,7 +83,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     Q : pointer to bf16
-        Queries, ``[B, T, H, D]``, contiguous.
+        Queries, ``[B * T, ...]``: rows of H * D contiguous numbers at a stride.
     K : pointer to int8
         Cached keys, ``[B, N, H, D]``, contiguous.
     K_SCALE : pointer to fp32
@@ -89,9 +91,9 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     V_T : pointer to fp8
         Cached values, transposed: ``[B, H, D, v_columns]``, contiguous; v_columns a multiple of BLOCK_N that holds N.
     K_OWN : pointer to bf16
-        Keys of the chunk's own tokens, ``[B, O, H, D]``, contiguous.
+        Keys of the chunk's own tokens, ``[B * O, ...]``: rows like those of Q.
     V_OWN : pointer to bf16
-        Values of the chunk's own tokens, ``[B * O, ...]``: rows of H * D contiguous numbers at a stride.
+        Values of the chunk's own tokens, ``[B * O, ...]``: rows like those of Q.
     V_SCALE : pointer to fp32
         Scale of a head's values, ``[H]``, powers of two.
     VALID_TOKENS : pointer to int64
@@ -112,6 +114,8 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
         ``D ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
     KEY_TILE : constexpr int
         Number of tokens that share a key scale, a multiple of BLOCK_N.
+    Q_STRIDE, K_OWN_STRIDE : constexpr int
+        Distance between two tokens of Q, and of K_OWN, in numbers.
     BLOCK_M, BLOCK_N, OWN_N, STAGES : constexpr int
         Tile sizes of the kernel; see `tuned.AttentionTiles`.
     SPLITS : constexpr int
@@ -142,6 +146,8 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
         HEAD_DIM,
         SOFTMAX_SCALE,
         KEY_TILE,
+        Q_STRIDE,
+        K_OWN_STRIDE,
         BLOCK_M,
         BLOCK_N,
         OWN_N,
@@ -177,6 +183,8 @@ def sparse_attention_fp8_kernel(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     SOFTMAX_SCALE: tl.constexpr,
     KEY_TILE: tl.constexpr,
+    Q_STRIDE: tl.constexpr,
+    K_OWN_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OWN_N: tl.constexpr,
@@ -222,6 +230,8 @@ def sparse_attention_fp8_kernel(  # type: ignore[no-untyped-def]
         HEAD_DIM,
         SOFTMAX_SCALE,
         KEY_TILE,
+        Q_STRIDE,
+        K_OWN_STRIDE,
         BLOCK_M,
         BLOCK_N,
         OWN_N,
@@ -257,6 +267,8 @@ def _attention(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     SOFTMAX_SCALE: tl.constexpr,
     KEY_TILE: tl.constexpr,
+    Q_STRIDE: tl.constexpr,
+    K_OWN_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OWN_N: tl.constexpr,
@@ -279,18 +291,18 @@ def _attention(  # type: ignore[no-untyped-def]
     width: tl.constexpr = HEADS * HEAD_DIM
     query = first_query + tl.program_id(0) * BLOCK_M
     row64 = row.to(tl.int64)
-    q_base = Q + row64 * query_tokens * width + head * HEAD_DIM
+    q_base = Q + row64 * query_tokens * Q_STRIDE + head * HEAD_DIM
     k_base = K + row64 * cache_tokens * width + head * HEAD_DIM
     scale_base = K_SCALE + (row64 * HEADS + head) * (v_columns // KEY_TILE)
     v_base = V_T + (row64 * HEADS + head) * HEAD_DIM * v_columns
-    k_own_base = K_OWN + row64 * own_tokens * width + head * HEAD_DIM
+    k_own_base = K_OWN + row64 * own_tokens * K_OWN_STRIDE + head * HEAD_DIM
     v_own_base = V_OWN + row64 * own_tokens * v_own_stride + head * HEAD_DIM
     ends = tl.maximum(cached, 1)  # a descriptor of no rows is not legal
     own_rows = [own_tokens, HEAD_DIM]
-    q_tiles = tl.make_tensor_descriptor(q_base, [query_tokens, HEAD_DIM], [width, 1], [BLOCK_M, HEAD_DIM])
+    q_tiles = tl.make_tensor_descriptor(q_base, [query_tokens, HEAD_DIM], [Q_STRIDE, 1], [BLOCK_M, HEAD_DIM])
     k_tiles = tl.make_tensor_descriptor(k_base, [ends, HEAD_DIM], [width, 1], [BLOCK_N, HEAD_DIM])
     v_tiles = tl.make_tensor_descriptor(v_base, [HEAD_DIM, ends], [v_columns, 1], [HEAD_DIM, BLOCK_N])
-    k_own = tl.make_tensor_descriptor(k_own_base, own_rows, [width, 1], [OWN_N, HEAD_DIM])
+    k_own = tl.make_tensor_descriptor(k_own_base, own_rows, [K_OWN_STRIDE, 1], [OWN_N, HEAD_DIM])
     v_own = tl.make_tensor_descriptor(v_own_base, own_rows, [v_own_stride, 1], [OWN_N, HEAD_DIM])
 
     q = q_tiles.load([query, 0])

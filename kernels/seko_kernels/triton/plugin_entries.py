@@ -299,6 +299,8 @@ def attention_fp8_entry(  # type: ignore[no-untyped-def]
         HEAD_DIM,
         SOFTMAX_SCALE,
         KEY_TILE,
+        HEADS * HEAD_DIM,
+        HEADS * HEAD_DIM,
         BLOCK_M,
         BLOCK_N,
         OWN_N,

@@ -74,6 +74,25 @@ def _row(SOURCE, WIDTH: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr): 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _row_of_sources(  # type: ignore[no-untyped-def]
+    SOURCE,
+    OWN: tl.constexpr,
+    PLANE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Return what `_row` does of a row whose numbers lie OWN by OWN, with PLANE numbers from one such run to the
+    next."""
+    row = ()
+    for part in tl.static_range(PARTS):
+        channel = part * PART + tl.arange(0, PART)
+        x = tl.load(SOURCE + channel // OWN * PLANE + channel % OWN, mask=channel < WIDTH, other=0.0)
+        row += (x.to(tl.float32),)
+    return row
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _modulation(  # type: ignore[no-untyped-def]
     MODULATION,
     LAYER_MODULATION,
@@ -135,6 +154,8 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
+    SOURCES: tl.constexpr,
+    PLANE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
     """Write the residual sum ``hidden = x + y * gate`` and the modulated norm ``out = layer_norm(hidden) * (1 + scale)
@@ -147,7 +168,8 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     X, Y : pointer to bf16 or fp32
-        The two terms of the residual sum, ``[B * T, WIDTH]``, contiguous; Y is read if ADD is not 0.
+        The two terms of the residual sum, ``[B * T, WIDTH]``, contiguous; Y is read if ADD is not 0. If SOURCES is
+        above 1, X is ``[SOURCES, B * T, WIDTH / SOURCES]``, and nothing is added.
     MODULATION, LAYER_MODULATION, GATE_MODULATION : pointer to fp32
         Modulation of the frames ``[B, F, 6, WIDTH]``, of this layer ``[6, WIDTH]``, and of the layer with the gate
         ``[6, WIDTH]``. Shift and scale are rows SHIFT_AT and SCALE_AT of the sum of MODULATION and LAYER_MODULATION.
@@ -164,6 +186,9 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
         Epsilon of the norm, number of values in a row, and number of tokens of a latent frame.
     ROWS, PART, PARTS : constexpr int
         Tile sizes of the kernel; see `RowTiles`.
+    SOURCES, PLANE : constexpr int
+        Number of parts in which rows of X lie, and distance between two parts of a row in numbers, B * T * WIDTH /
+        SOURCES.
     ADD, NORM : constexpr int
         ADD selects the residual: none, plain or gated. NORM selects the norm: none, modulated or affine.
     QUANTISE, INTEGER : constexpr bool
@@ -173,7 +198,13 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     first = tl.program_id(0) * ROWS
     frame = (first // FRAME_TOKENS).to(tl.int64)
     start = first.to(tl.int64) * WIDTH
-    xs = _row(X + start, WIDTH, PART, PARTS)
+    if SOURCES > 1:
+        tl.static_assert(
+            ADD == 0 and ROWS == 1, "rows in parts are only normalised or quantised, one by a program"
+        )
+        xs = _row_of_sources(X + start // SOURCES, WIDTH // SOURCES, PLANE, WIDTH, PART, PARTS)
+    else:
+        xs = _row(X + start, WIDTH, PART, PARTS)
     if ADD > 0:
         ys = _row(Y + start, WIDTH, PART, PARTS)
     # Modulation that the rows share stays in registers: loading it for each row would be most of a short row's loads.

@@ -230,9 +230,7 @@ class FusedLayer(BlockWeights):
         hidden, qkv = self._project(hidden, update, shift_scale_gate)
         added = self.added_attention(qkv, inputs)  # before the layer writes its cache
         y = attend(qkv)
-        if self.split is not None:
-            y = self.split.to_tokens(y)
-        y = self._matmul(self.self_attn.o, self._as_rows(y.to(dtype)), dtype)
+        y = self._matmul(self.self_attn.o, self._own_rows(y.to(dtype)), dtype)
         y = y if added is None else y + added
         if self.after_attention is not None:
             hidden = ops.gated_residual(hidden, y, shift_scale_gate, GATE_1)
@@ -278,6 +276,12 @@ class FusedLayer(BlockWeights):
         batch, tokens = qkv.shape[:2]
         frames = frames or self.stream.chunk_frames
         weights = (self.self_attn.norm_q.weight, self.self_attn.norm_k.weight)
+        if self.split is not None:
+            sent = self.ops.qk_norm_rope_shares(
+                qkv, *weights, cos, sin, self.model.heads, self.split.ranks, self.model.norm_eps, plain_keys
+            )
+            q, k, v, *rest = self.split.shares_to_heads(sent)
+            return q, k, v, rest[0] if rest else qkv.new_empty(0)
         # The keys are written to a tensor of the chunk and not to the cache, because the compiler would copy the
         # whole cache for a write through a view.
         k = qkv.new_empty((batch, tokens, self.model.heads, self.model.head_dim))
@@ -285,11 +289,7 @@ class FusedLayer(BlockWeights):
         q, keys = self.ops.qk_norm_rope(
             qkv, *weights, cos, sin, slots, tokens // frames, self.model.norm_eps, k, plain_keys
         )
-        v = self.split_heads(qkv.chunk(3, dim=-1)[2])
-        if self.split is None:
-            return q, k, v, keys
-        q, k, v, *rest = self.split.to_heads((q, k, v, *(() if plain_keys == "none" else (keys,))))
-        return q, k, v, rest[0] if rest else keys
+        return q, k, self.split_heads(qkv.chunk(3, dim=-1)[2]), keys
 
     def _matmul(self, layer: nn.Module, x: Rows, dtype: torch.dtype) -> Tensor:
         """Return the result [B, T, out] of a matmul in `dtype`."""
@@ -300,6 +300,14 @@ class FusedLayer(BlockWeights):
 
     def _as_rows(self, x: Tensor) -> Rows:
         return self.ops.quantise_rows(x) if self.fp8 else _plain_rows(x)
+
+    def _own_rows(self, x: Tensor) -> Rows:
+        """Return the rows of attention [B, T, d]; with `split` of this rank's tokens, from its heads of all."""
+        if self.split is None:
+            return self._as_rows(x)
+        if self.fp8:
+            return self.ops.quantise_row_parts(self.split.to_parts_of_tokens(x))
+        return _plain_rows(self.split.to_tokens(x))
 
 
 class FusedBlock(FusedLayer):
@@ -359,8 +367,6 @@ class FusedBlock(FusedLayer):
         if self.writes != (token_index is not None):
             raise TypeError("a layer over an FP4 cache takes token_index if it writes, and only then")
         q, k, v, keys = self._norm_rope(qkv, cos, sin, "before_rope" if self.writes else "none")
-        if self.split is not None:  # the kernel needs contiguous tensors
-            q, k = q.contiguous(), k.contiguous()
         scales = inputs.scales
         if inputs.window:
             window = past_window(inputs.window)

@@ -7,12 +7,13 @@ from torch import Tensor
 from seko_kernels.attention import attention_fp8
 from seko_kernels.attention_bf16 import attention_bf16, no_kernel
 from seko_kernels.matmul import fp8_linear, gelu_linear
-from seko_kernels.qk_norm_rope import qk_norm_rope
+from seko_kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_shares
 from seko_kernels.rows import (
     gated_residual,
     gated_residual_norm,
     gated_residual_norm_modulate,
     gelu_quantise,
+    quantise_row_parts,
     quantise_rows,
     residual_norm_modulate,
 )
@@ -28,11 +29,13 @@ class LayerOps:
     gated_residual = staticmethod(gated_residual)
     gated_residual_norm_modulate = staticmethod(gated_residual_norm_modulate)
     qk_norm_rope = staticmethod(qk_norm_rope)
+    qk_norm_rope_shares = staticmethod(qk_norm_rope_shares)
     fp8_expand = staticmethod(fp8_expand)
     attention_fp8 = staticmethod(attention_fp8)
     choose_past = staticmethod(choose_past)
     attention_bf16 = staticmethod(attention_bf16)
     quantise_rows = staticmethod(quantise_rows)
+    quantise_row_parts = staticmethod(quantise_row_parts)
     gelu_quantise = staticmethod(gelu_quantise)
     gelu_linear = staticmethod(gelu_linear)
     fp8_linear = staticmethod(fp8_linear)

@@ -95,30 +95,43 @@ class RankSplit:
     def to_heads(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Exchange tensors in one all-to-all, so that each rank gets its own heads of all tokens.
 
-        The parts [B, T/R, H, D] each become [B, T, H/R, D], in the order of `as_exchanged`. With one row and no padding
-        the results of the exchange are strided views of the received tensor. The send buffer is written once, with the
-        values for each rank side by side.
+        The parts [B, T/R, H, D] each become [B, T, H/R, D], as `shares_to_heads` returns them. The send buffer is
+        written once, with the values for each rank side by side.
         """
         shares = [part.unflatten(2, (self.ranks, -1)).permute(2, 0, 1, 3, 4) for part in parts]
-        x = self._exchanged(torch.stack(shares, dim=3))  # [R, B, T/R, P, H/R, D], axis 0: whose tokens
+        return self.shares_to_heads(torch.stack(shares, dim=3))
+
+    def shares_to_heads(self, shares: Tensor) -> tuple[Tensor, ...]:
+        """Exchange P tensors by the ranks to which their heads go, [R, B, T/R, P, H/R, D], in one all-to-all; return
+        each as [B, T, H/R, D], in the order of `as_exchanged`.
+
+        With one row and no padding the results are strided views of the received tensor; otherwise each is contiguous.
+        """
+        x = self._exchanged(shares)  # axis 0: whose tokens
         heads: tuple[Tensor, ...]
         if self.padding:
             by_frame = x.unflatten(2, (self.chunk_frames, -1))  # [R, B, F, n/R, P, H/R, D]
             heads = self._joined(by_frame.permute(1, 2, 0, 3, 4, 5, 6)).unbind(2)
         else:
             heads = x.transpose(0, 1).flatten(1, 2).unbind(2)
+        if self.padding or x.shape[1] > 1:
+            # The compiler copies each part where eager torch copies all into one tensor: strides would differ.
+            return tuple(part.contiguous() for part in heads)
         return heads
 
     def to_tokens(self, y: Tensor) -> Tensor:
         """Exchange tensors so that each rank gets all heads of its own tokens: y [B, T, H/R*D], in the order of
         `to_heads`, becomes [B, T/R, H*D]."""
+        tokens: Tensor = self.to_parts_of_tokens(y).permute(1, 2, 0, 3).flatten(2)
+        return tokens
+
+    def to_parts_of_tokens(self, y: Tensor) -> Tensor:
+        """Return what `to_tokens` does as it arrives: [R, B, T/R, H/R*D], by the ranks whose heads it is of."""
         if self.padding:
             shares = self._in_shares(y).permute(2, 0, 1, 3, 4).flatten(2, 3)
         else:
             shares = y.unflatten(1, (self.ranks, -1)).transpose(0, 1)  # [R, B, T/R, H/R*D]
-        x = self._exchanged(shares)  # axis 0: whose heads
-        tokens: Tensor = x.permute(1, 2, 0, 3).flatten(2)
-        return tokens
+        return self._exchanged(shares)
 
     def every_token(self, x: Tensor) -> Tensor:
         """Gather all tokens on each rank: x [B, T/R, C] becomes [B, T, C]."""
