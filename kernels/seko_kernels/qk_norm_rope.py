@@ -234,10 +234,10 @@ def _qk_norm_rope_shares_cuda(
         k_weight,
         cos,
         sin,
-        qkv,  # slots, which this variant does not read
+        qkv,  # this variant has no slots, and but one output: one tensor twice would be copied
         sent,
-        sent,
-        sent,
+        qkv,
+        qkv,
         tokens,
         batch * tokens,
         EPS=eps,

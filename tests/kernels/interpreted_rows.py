@@ -58,7 +58,7 @@ def test_shares_of_the_heads_agree_with_the_reference(plain: str) -> None:
     sent = torch.full(expected.shape, 7.0)
     qk_norm_rope_kernel[(ring.batch * ring.tokens, 3)](
         *arguments,
-        *(ring.slots(), sent, sent, sent, ring.tokens, ring.batch * ring.tokens),
+        *(ring.slots(), sent, chunk.qkv, chunk.qkv, ring.tokens, ring.batch * ring.tokens),
         EPS=1e-6,
         HEADS=ring.heads,
         HEAD_DIM=ring.head_dim,

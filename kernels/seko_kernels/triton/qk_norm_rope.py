@@ -43,7 +43,7 @@ def _store_shares(TARGET, even, odd, plane, OWN: tl.constexpr, WIDTH: tl.constex
     """Store the even and odd channels of one row OWN by OWN, with ``plane`` numbers from one share to the next."""
     channel = tl.arange(0, BLOCK)
     x = tl.reshape(tl.join(even, odd), (BLOCK,))
-    place = TARGET + channel // OWN * plane + channel % OWN
+    place = TARGET + (channel // OWN).to(tl.int64) * plane + channel % OWN
     tl.store(place, x.to(TARGET.dtype.element_ty), mask=channel < WIDTH)
 
 
@@ -116,7 +116,7 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     if SHARES > 0:
         own: tl.constexpr = width // SHARES
         parts: tl.constexpr = 4 if PLAIN > 0 else 3
-        plane = cache_tokens.to(tl.int64) * (parts * own)
+        plane = cache_tokens * (parts * own)
         target = Q_OUT + token64 * (parts * own)
         if tl.program_id(1) == 0:
             even, odd = _normalised_pairs(source, Q_WEIGHT, EPS, width, BLOCK)
@@ -133,7 +133,7 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
         else:
             channel = tl.arange(0, BLOCK)
             v = tl.load(source + 2 * width + channel, mask=channel < width)
-            place = target + 2 * own + channel // own * plane + channel % own
+            place = target + 2 * own + (channel // own).to(tl.int64) * plane + channel % own
             tl.store(place, v, mask=channel < width)
     elif tl.program_id(1) == 0:
         even, odd = _normalised_pairs(source, Q_WEIGHT, EPS, width, BLOCK)
