@@ -163,6 +163,8 @@ def streamed(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
     for video in session.stream(chunks=fill + 1 + spec["chunks"], inputs=inputs):
         ends.append(time.perf_counter())
         frames = video.shape[1]
+        if not video.any():
+            raise ValueError("a chunk's frames are black, as of latents that are not finite")
     return {
         "ms": [1e3 * (end - begin) for begin, end in pairwise(ends[fill:])],
         "frames": frames,
@@ -203,6 +205,8 @@ def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
             latents.append(chunk.to_host())
         wait()
     if first:
+        if not all(np.isfinite(chunk).all() for chunk in latents):
+            raise ValueError("a chunk holds a number that is not finite, whose speed is none of the model's")
         np.savez(spec["latents"], *latents)
     times: dict[str, list[float]] = {"alone": [], "to_host": []}
     ends = []
