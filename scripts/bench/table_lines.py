@@ -31,6 +31,14 @@ FIGURES: tuple[FigureLine, ...] = (
         (("h200", "s1_vs_flashdreams", f"{LARGE}, fp4_fp8_resident, {FLASHDREAMS}"),),
     ),
     (
+        "video frames a second on four GPUs, with Wan's VAE: the 14B model, and lingbot-v2-fast",
+        "{:.0f} and {:.0f}",
+        (
+            ("h200", "sp4_14b_fps", "wan-14b, FP4, fp8, resident window, Wan's VAE, 4 GPUs"),
+            ("h200", "lingbot_fps_4gpu", "lingbot-v2-fast, FP4, fp8, resident window, Wan's VAE, 4 GPUs"),
+        ),
+    ),
+    (
         "sessions of the 1.3B model that fit on the GPU, without VAE and text encoder, a cache for each of "
         "four passes: FP4, and bf16",
         "{:.0f} and {:.0f}",
@@ -218,9 +226,29 @@ MISSED: tuple[FigureLine, ...] = (
         (("h200", "sp2_s5", "wan-14b, 40 layers, FP4, fp8, resident window, 2 GPUs"),),
     ),
     (
+        "a step on one GPU divided by that on four: 1.3B, plain layers",
+        "{:.2f}",
+        (("h200", "sp4_s1", "self-forcing-1.3b-bf16-sm_90, 4 GPUs"),),
+    ),
+    (
+        "the same for 14B, FP4 cache, fp8",
+        "{:.2f}",
+        (("h200", "sp4_s5", "wan-14b, 40 layers, FP4, fp8, resident window, 4 GPUs"),),
+    ),
+    (
+        "video frames a second of the 14B model on four GPUs, with Wan's VAE",
+        "{:.1f}",
+        (("h200", "sp4_14b_fps", "wan-14b, FP4, fp8, resident window, Wan's VAE, 4 GPUs"),),
+    ),
+    (
         "two GPUs beside busy cores: time of a chunk, 99 of 100; its median = 1",
         "{:.2f}",
         (("h200", "sp_busy_p99", "self-forcing-1.3b-bf16-sm_90, 2 GPUs"),),
+    ),
+    (
+        "the same on four GPUs",
+        "{:.2f}",
+        (("h200", "sp_busy_p99", "self-forcing-1.3b-bf16-sm_90, 4 GPUs"),),
     ),
     (
         "speech, one row: time of a step; reading its weights once = 1",
@@ -289,6 +317,10 @@ MORE_IS_BETTER = {
     "sp4_s1",
     "sp2_s5",
     "sp4_s5",
+    "sp4_vae",
+    "sp4_14b_fps",
+    "lingbot_fps_4gpu",
+    "talk_realtime_4gpu",
     "talk_sessions_fit",
     "talk_hybrid_sessions_fit",
 }

@@ -8,7 +8,6 @@
 # SEKO_QUANTISED: another preset, or empty for none; SEKO_LAYERS: fewer of its layers.
 # SEKO_DECODE: empty for no decoding. SEKO_STREAMS: streams of frames with Wan's VAE, of `video` (the 14B model), `lingbot`
 # and `talk`; default: none. SEKO_BUSY: chunks beside busy cores. $SEKO_WORK: where artifacts and logs go.
-# SEKO_TESTS: which files of tests/parallel run on two of the GPUs at last; empty for none.
 # Rows go to $SEKO_ROWS as they come; what fails is told, and the exit code counts it.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
@@ -87,11 +86,6 @@ fi
 for name in "${!compile_stream[@]}"; do
     stream "$name" || failed=$((failed + 1))
     echo "== $name: $((SECONDS - began)) s"
-done
-for name in ${SEKO_TESTS-ranks pools faults}; do
-    SEKO_RANKS_TARGET=cuda "$PYTHON" -m pytest -q -p no:cacheprovider "tests/parallel/test_$name.py" >"$work/test-$name.log" 2>&1 || failed=$((failed + 1))
-    echo "== test_$name: $((SECONDS - began)) s"
-    tail -n 3 "$work/test-$name.log"
 done
 echo "== done: $failed failed after $((SECONDS - began)) s"
 exit "$failed"

@@ -1,13 +1,8 @@
-"""One artifact of two ranks for the whole folder, and the same model's stream on one.
-
-    SEKO_RANKS_TARGET=cuda python -m pytest tests/parallel/test_ranks.py
-
-runs it on two GPUs; without, on processes of a CPU.
-"""
+"""One artifact of two ranks for the whole folder, and the same model's stream on one. On GPUs `scripts/rank_proof.py`
+shows what these tests show on processes of a CPU."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,8 +24,6 @@ from tests.export.media_files import VAE, write_vae
 from tests.support.uncompiled import leave_uncompiled
 
 SIDE = 48  # pixels; a latent frame then has 9 tokens, which two ranks do not divide
-DEVICE = os.environ.get("SEKO_RANKS_TARGET", "cpu")
-TARGET = "auto" if DEVICE == "cuda" else DEVICE  # of a build
 LAYOUT = ("--height", str(SIDE), "--width", str(SIDE), "--sessions", "2", "--batch", "2")
 
 
@@ -46,7 +39,7 @@ def one_thread_a_rank() -> Iterator[None]:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The tiny model and VAE for two ranks, rank 1 with padding; engines of AOTInductor, a pool. Not to be changed."""
     vae = write_vae(tmp_path_factory.mktemp("ranks_vae"))
-    return build_once(tmp_path_factory, "ranks", *LAYOUT, "--ranks", "2", "--vae", str(vae), target=TARGET)
+    return build_once(tmp_path_factory, "ranks", *LAYOUT, "--ranks", "2", "--vae", str(vae))
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +71,13 @@ def ranks_of_programs() -> Iterator[None]:
 
 def one_gpu() -> VideoBuild:
     """Return the configuration of the same build for one rank."""
-    options = BuildOptions(preset="tiny", height=SIDE, width=SIDE, sessions=2, batch=(2,), target=TARGET)
+    options = BuildOptions(preset="tiny", height=SIDE, width=SIDE, sessions=2, batch=(2,), target="cpu")
     return resolve_build(options).config.changed(vae=VAE)
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
-    """Return all weights of an artifact by name, on the device that it is for."""
+    """Return all weights of an artifact by name."""
     weights = {}
     for file in sorted((folder / "weights").iterdir()):
-        weights |= load_file(file, device=DEVICE)
+        weights |= load_file(file)
     return weights

@@ -20,7 +20,7 @@ from seko_runtime.opening.artifact import check_ranks, open_rank
 from seko_runtime.opening.ranked_engines import rank_devices
 from seko_runtime.video.contract import resolve_video
 from tests.conftest import Built
-from tests.parallel.conftest import DEVICE, SIDE, one_gpu, weights_of
+from tests.parallel.conftest import SIDE, one_gpu, weights_of
 from tests.support.stacked import eager_session, open_stacked
 
 pytestmark = pytest.mark.slow
@@ -188,7 +188,6 @@ def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built)
         resolve_video(replace(manifest, buffers=flat))
 
 
-@pytest.mark.skipif(DEVICE != "cpu", reason="GPUs are profiled")
 def test_ranks_of_a_cpu_are_not_profiled(two: Built) -> None:
     with pytest.raises(ExportUsageError, match="profile of several ranks needs GPUs"):
         profile_artifact(two.folder, 1, top=3)

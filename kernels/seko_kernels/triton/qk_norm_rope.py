@@ -116,7 +116,9 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     if SHARES > 0:
         own: tl.constexpr = width // SHARES
         parts: tl.constexpr = 4 if PLAIN > 0 else 3
-        plane = cache_tokens * (parts * own)
+        plane = cache_tokens * (
+            parts * own
+        )  # no int64: torch 2.11 reads the kernel with a constant for the argument
         target = Q_OUT + token64 * (parts * own)
         if tl.program_id(1) == 0:
             even, odd = _normalised_pairs(source, Q_WEIGHT, EPS, width, BLOCK)
