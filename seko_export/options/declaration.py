@@ -359,8 +359,8 @@ class BuildOptions:
     )
     fit: str | None = _cache(
         "Memory of the GPU, such as 24GB, or its name, such as rtx4090: the build adds those of --offload-text, "
-        "--decode-frames, --fp4-kv, --fp8, --offload-cache and --offload-layers that it takes to fit there, and says "
-        "why.",
+        "--decode-frames, --fp4-kv, --fp8, --camera pass, --offload-cache and --offload-layers that it takes to fit "
+        "there, and says why.",
         common=True,
     )
 

@@ -76,8 +76,6 @@ class VideoDevice(Device):
         self._prompt = self.programs["prompt"]  # one program for all rows, or one for each row
         self.prompt_by_row = any(ref.by_row for call in programs["prompt"][0] for ref in call.inputs)
         self.prompt_buffers = _prompt_buffers(programs, {engine.name: engine for engine in manifest.engines})
-        read = {ref.name for call in programs["prompt"][0] for ref in call.inputs if ref.kind == "buffer"}
-        self.prompt_takes_inputs = any(spec.buffer in read for spec in manifest.caller_inputs)
         # rows whose prompt was changed only in part, because an error came
         self.half_prompted: set[int] = set()
         self.once = loaded.rank.sharing(ENCODER_PROGRAMS, programs, self.programs, self.buffers)

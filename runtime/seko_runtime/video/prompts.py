@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from seko_runtime.arguments import whole_number
 from seko_runtime.backends.memory import Memory, Tensor
-from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.sessions.loaded import TokenIds
 from seko_runtime.video.contract import TEXT_BUFFER, TEXT_ENCODED, TEXT_IDS
 from seko_runtime.video.device import VideoDevice
@@ -24,7 +23,8 @@ class PromptKey(NamedTuple):
 
 
 class PromptCache:
-    """Cache of encoded prompts: the contents of the prompt buffers. Owners (tenants) of sessions do not see each
+    """Cache of encoded prompts: their embeddings, [1, n, text_dim] each. The keys and values that every layer has of
+    them are a hundred times as large, and computed again in milliseconds. Owners (tenants) of sessions do not see each
     other's cached prompts.
 
     A full prompt cache drops the least recently used entry of the owner with most entries, so that one owner's many
@@ -38,13 +38,13 @@ class PromptCache:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = whole_number(capacity, "prompt_cache", 0)
-        self._entries: OrderedDict[PromptKey, list[Tensor]] = OrderedDict()
+        self._entries: OrderedDict[PromptKey, Tensor] = OrderedDict()
         self.hits = self.misses = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: PromptKey) -> list[Tensor] | None:
+    def get(self, key: PromptKey) -> Tensor | None:
         """Return the prompt cache's entry of a key, and count a hit or a miss."""
         entry = self._entries.get(key)
         if entry is None:
@@ -54,7 +54,7 @@ class PromptCache:
         self._entries.move_to_end(key)
         return entry
 
-    def put(self, key: PromptKey, entry: list[Tensor]) -> None:
+    def put(self, key: PromptKey, entry: Tensor) -> None:
         """Add an encoded prompt to the cache."""
         self._entries[key] = entry
         while len(self._entries) > self._capacity:
@@ -138,20 +138,15 @@ class RowPrompts:
             device.run_prompt(row)
 
     def _set(self, device: VideoDevice, row: int, prompt: str) -> None:
-        cleaned, names = self._words(prompt), self._results(device)
+        cleaned = self._words(prompt)
         key = PromptKey(self._owners.get(row, ""), prompt_key(cleaned, self._digest))
-        entry = self.cache.get(key) if names else None
-        encoded = self._encode(device, cleaned) if entry is None else None
+        cached = self.cache.get(key)
+        encoded = self._encode(device, cleaned) if cached is None else cached
         with device.prompting(row):
-            if entry is None:
-                self._memory.copy(device.row_of(TEXT_BUFFER, row), encoded)
-            else:
-                for name, part in zip(names, entry, strict=True):
-                    self._memory.copy(device.row_of(name, row), part)
-            if entry is None or device.prompt_takes_inputs:
-                device.run_prompt(row)
-            if entry is None and names:
-                self.cache.put(key, [self._copied(device, name, row) for name in names])
+            self._memory.copy(device.row_of(TEXT_BUFFER, row), encoded)
+            device.run_prompt(row)
+            if cached is None:
+                self.cache.put(key, encoded)
 
     def _words(self, prompt: str) -> str:
         return prompt_words(prompt, may_be_empty=self._may_be_empty)
@@ -164,23 +159,4 @@ class RowPrompts:
             device.once["text"].run()
             own = self._memory.allocate(device.specs[TEXT_ENCODED])
             self._memory.copy(own, device.buffers[TEXT_ENCODED])
-        return own
-
-    def _results(self, device: VideoDevice) -> list[str]:
-        """Return the names of the buffers that depend on the prompt alone, embeddings first; no name if one of the
-        buffers cannot be split into rows.
-
-        If the prompt program also reads an input that the caller supplies, such as a picture, its results do not depend
-        on the prompt alone.
-        """
-        if device.prompt_takes_inputs:
-            return [TEXT_BUFFER] if device.has_rows(TEXT_BUFFER) else []
-        names = [TEXT_BUFFER, *(name for name in device.prompt_buffers if name != TEXT_BUFFER)]
-        return names if all(device.has_rows(name) for name in names) else []
-
-    def _copied(self, device: VideoDevice, name: str, row: int) -> Tensor:
-        source = device.row_of(name, row)
-        shape, dtype = self._memory.describe(source)
-        own = self._memory.allocate(TensorSpec(name, shape, dtype))
-        self._memory.copy(own, source)
         return own

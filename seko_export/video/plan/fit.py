@@ -37,6 +37,7 @@ SAVINGS = (
     Saving("--decode-frames 1", {"decode_frames": 1}, "a chunk is decoded in several calls"),
     Saving("--fp4-kv", {"fp4_kv": True}, "cached frames are rounded to 4.5 bits a number", speeds=True),
     Saving("--fp8", {"fp8": True}, "matmuls are rounded to fp8", speeds=True),
+    Saving("--camera pass", {"camera": "pass"}, "every pass computes what each layer adds for the camera"),
     Saving("--offload-cache", {"offload_cache": True}, "every pass copies the cache, layer by layer"),
     Saving("--offload-layers", {"offload_layers": True}, "every pass copies the layers' weights"),
 )

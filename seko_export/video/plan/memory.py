@@ -23,7 +23,7 @@ from seko_export.roofline.work import Work, weight_sizes
 from seko_export.video.plan.offload import home_bytes, host_weights, seat_bytes
 from seko_runtime.format.manifest import Buffer
 from seko_runtime.video.clocks import RowClocks
-from seko_runtime.video.contract import DECODE_PROGRAMS, ENCODE_VIDEO, ENCODE_VIDEO_FIRST, TEXT_BUFFER
+from seko_runtime.video.contract import DECODE_PROGRAMS, ENCODE_VIDEO, ENCODE_VIDEO_FIRST, TEXT_ENCODED
 from seko_runtime.video.options import PROMPT_CACHE
 from seko_runtime.video.ring import Ring
 
@@ -108,7 +108,7 @@ def _held_bytes(config: VideoBuild, work: Work) -> dict[str, int]:
     return {
         "kv": of("cache"),
         "prompt": of("session"),
-        "prompt_cache": PROMPT_CACHE * _prompt_entry(config, buffers, work),
+        "prompt_cache": PROMPT_CACHE * _prompt_entry(config, buffers),
         "latents": of("host", "state")
         - window
         + kept_slots * config.workload.rows * latents.nbytes // config.workload.call_rows,
@@ -122,12 +122,6 @@ def _held_bytes(config: VideoBuild, work: Work) -> dict[str, int]:
     }
 
 
-def _prompt_entry(config: VideoBuild, buffers: tuple[Buffer, ...], work: Work) -> int:
-    """Return the number of bytes of an entry of the prompt cache: a row's embeddings, and the keys and values computed
-    from them."""
-    if config.workload.text is None:
-        return 0
-    written = {
-        ref.removeprefix("buffer:").partition("[")[0] for c in work.programs["prompt"] for ref in c.outputs
-    }
-    return sum(b.nbytes for b in buffers if b.name in written | {TEXT_BUFFER}) // config.workload.state_rows
+def _prompt_entry(config: VideoBuild, buffers: tuple[Buffer, ...]) -> int:
+    """Return the number of bytes of an entry of the prompt cache: a prompt's embeddings."""
+    return 0 if config.workload.text is None else next(b.nbytes for b in buffers if b.name == TEXT_ENCODED)
