@@ -31,7 +31,8 @@ FIGURES: tuple[FigureLine, ...] = (
         (("h200", "s1_vs_flashdreams", f"{LARGE}, fp4_fp8_resident, {FLASHDREAMS}"),),
     ),
     (
-        "video frames a second on four GPUs, with Wan's VAE: the 14B model, and lingbot-v2-fast",
+        "video frames a second on four GPUs, over an FP4 cache, with fp8 matmuls and Wan's VAE: the 14B model, and "
+        "lingbot-v2-fast",
         "{:.0f} and {:.0f}",
         (
             ("h200", "sp4_14b_fps", "wan-14b, FP4, fp8, resident window, Wan's VAE, 4 GPUs"),
