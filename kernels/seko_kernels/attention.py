@@ -397,12 +397,13 @@ def _expect_own(own: OwnTokens, q: Tensor) -> None:
 
 
 def _expect_rows(name: str, x: Tensor) -> None:
-    """Raise an error unless each token's numbers ``x[b, t]`` are contiguous, and all tokens lie at one stride."""
+    """Raise an error unless each token's numbers ``x[b, t]`` are contiguous, and all tokens lie at one stride. Strides
+    of axes of one entry count, too: kernels are given them."""
     batch, tokens, *row = x.shape
     apart, token, *within = x.stride()
     contiguous = within[-1] == 1 and within[:-1] == row[1:]
     if not contiguous or token % DESCRIPTOR_UNIT or (batch > 1 and apart != tokens * token):
         raise KernelsError(
-            f"{name} strided {x.stride()}, expected rows of contiguous numbers at one stride, a multiple of "
+            f"{name}: strided {x.stride()}, expected rows of contiguous numbers at one stride, a multiple of "
             f"{DESCRIPTOR_UNIT}"
         )

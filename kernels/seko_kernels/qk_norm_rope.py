@@ -163,7 +163,7 @@ def _expect_normed(
 ) -> None:
     """Raise an error unless the tensors fit ``qkv`` [B, T, 3 * width]."""
     batch, tokens, three = qkv.shape
-    expect("qkv", qkv, (batch, tokens, three), *FLOAT_DTYPES)
+    expect("qkv", qkv, (batch, tokens, 3 * (three // 3)), *FLOAT_DTYPES)
     for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
         expect(name, weight, (three // 3,), torch.float32)
     for name, table in (("cos", cos), ("sin", sin)):
@@ -207,6 +207,7 @@ def _qk_norm_rope_cuda(
         BLOCK=triton.next_power_of_2(heads * head_dim),
         PLAIN=plain,
         SHARES=0,
+        PLANE=0,
         num_warps=NORM_ROPE_WARPS,
     )
     return q, keys
@@ -234,12 +235,12 @@ def _qk_norm_rope_shares_cuda(
         k_weight,
         cos,
         sin,
-        qkv,  # this variant has no slots, and but one output: one tensor twice would be copied
+        qkv,  # this variant has no slots, and one output: one tensor twice would be copied
         sent,
         qkv,
         qkv,
         tokens,
-        batch * tokens,
+        tokens,
         EPS=eps,
         HEADS=heads,
         HEAD_DIM=head_dim,
@@ -247,6 +248,7 @@ def _qk_norm_rope_shares_cuda(
         BLOCK=triton.next_power_of_2(heads * head_dim),
         PLAIN=plain,
         SHARES=shares,
+        PLANE=sent.stride(0),
         num_warps=NORM_ROPE_WARPS,
     )
     return sent

@@ -155,15 +155,15 @@ def quantise_rows(x: Tensor) -> Rows:
     return _row_norm(x, fp8=True)[1]
 
 
-def quantise_row_parts(parts: Tensor) -> Rows:
-    """Return what `quantise_rows` would of rows that lie in R parts, ``[R, B, T, d / R]`` float32 or bfloat16,
+def quantise_row_shares(shares: Tensor) -> Rows:
+    """Return what `quantise_rows` would of rows that lie in R equal shares, ``[R, B, T, d / R]`` float32 or bfloat16,
     contiguous, without joining them first: ranks get their rows so."""
-    expect_dims("parts", parts, 4, "[parts, batch, tokens, width of a part]")
-    expect("parts", parts, tuple(parts.shape), *FLOAT_DTYPES)
-    if takes_kernels(parts):
-        expect_fp8(parts.device)
-        return Rows(*_row_parts_cuda(parts))
-    x = parts.permute(1, 2, 0, 3).flatten(2)
+    expect_dims("shares", shares, 4, "[shares, batch, tokens, width of a share]")
+    expect("shares", shares, tuple(shares.shape), *FLOAT_DTYPES)
+    if takes_kernels(shares):
+        expect_fp8(shares.device)
+        return Rows(*_row_shares_cuda(shares))
+    x = shares.permute(1, 2, 0, 3).flatten(2)
     values, scale = fused_reference.e4m3_rows(x.flatten(0, 1))
     return Rows(values.view(x.shape), scale)
 
@@ -308,7 +308,7 @@ def _row_norm_cuda(
         SHIFT_AT=shift_at,
         SCALE_AT=scale_at,
         **tiles.constants,
-        SOURCES=1,
+        SHARES=1,
         PLANE=0,
         INTEGER=False,
         num_warps=tiles.warps,
@@ -316,16 +316,16 @@ def _row_norm_cuda(
     return hidden, values, scale
 
 
-@kernel_op("seko::row_parts", mutates_args=())
-def _row_parts_cuda(parts: Tensor) -> tuple[Tensor, Tensor]:
-    sources, batch, tokens, own = parts.shape
-    width = sources * own
-    values = torch.empty((batch, tokens, width), dtype=FP8, device=parts.device)
-    scale = torch.empty((batch * tokens, 1), dtype=torch.float32, device=parts.device)
+@kernel_op("seko::row_shares", mutates_args=())
+def _row_shares_cuda(shares: Tensor) -> tuple[Tensor, Tensor]:
+    count, batch, tokens, own = shares.shape
+    width = count * own
+    values = torch.empty((batch, tokens, width), dtype=FP8, device=shares.device)
+    scale = torch.empty((batch * tokens, 1), dtype=torch.float32, device=shares.device)
     tiles = row_tiles(width, tokens, NORM_NONE)
     # Arguments that this variant does not read still need a tensor.
     wrap_triton(row_norm_kernel)[(batch * tokens,)](
-        *[parts] * 8,
+        *[shares] * 8,
         values,
         scale,
         EPS=0.0,
@@ -338,8 +338,8 @@ def _row_parts_cuda(parts: Tensor) -> tuple[Tensor, Tensor]:
         SHIFT_AT=LEFT_OUT,
         SCALE_AT=LEFT_OUT,
         **tiles.constants,
-        SOURCES=sources,
-        PLANE=batch * tokens * own,
+        SHARES=count,
+        PLANE=shares.stride(0),
         INTEGER=False,
         num_warps=tiles.warps,
     )

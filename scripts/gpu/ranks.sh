@@ -35,7 +35,7 @@ measured() { # CASE OPTIONS...
 }
 
 stream() { # NAME OPTIONS...
-    SEKO_RANKS=$ranks SEKO_PRESET="" "$PYTHON" -m scripts.bench "ranks_$1" --work "$work" --rows "$rows" "${@:2}"
+    SEKO_RANKS=$ranks SEKO_PRESET="" SEKO_LAYERS="" "$PYTHON" -m scripts.bench "ranks_$1" --work "$work" --rows "$rows" "${@:2}"
 }
 
 if [ -n "$quantised" ]; then

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,9 +17,8 @@ from seko_export.checkpoints.sources import TensorSource
 
 Spread = Callable[[str, tuple[int, ...]], tuple[float, float]]
 _NAMED = "random weights"  # in place of a path and of a format
-_SLAB = (
-    1 << 22
-)  # numbers that one generator draws, one after another: a larger weight is drawn by several threads
+# Numbers that one generator draws, one after another: a larger weight is drawn by several threads.
+_SLAB = 1 << 22
 
 
 def random_checkpoint(
@@ -93,11 +91,14 @@ def random_weight(
     def draw(number: int) -> None:
         digest = hashlib.sha256(f"{seed} {name}{f' {number}' * (number > 0)}".encode()).digest()
         # A CPU generator keeps 32 bits of its seed; more would only look like more.
-        generator = torch.Generator(device=device).manual_seed(int.from_bytes(digest[:4], "little"))
+        generator = torch.Generator(weight.device).manual_seed(int.from_bytes(digest[:4], "little"))
         slabs[number].normal_(generator=generator)
 
-    with ThreadPoolExecutor(min(len(slabs), os.cpu_count() or 1)) as threads:
-        deque(threads.map(draw, range(len(slabs))), maxlen=0)
+    if len(slabs) == 1:
+        draw(0)
+    else:
+        with ThreadPoolExecutor(min(len(slabs), os.cpu_count() or 1)) as threads:
+            list(threads.map(draw, range(len(slabs))))
     mean, deviation = spread(name, shape)
     weight *= deviation
     if mean:

@@ -192,10 +192,10 @@ class CountedOps(LayerOps):
 
     gelu_quantise = quantise_rows
 
-    def quantise_row_parts(self, parts: Tensor) -> Rows:
-        """Count the cost of `rows.quantise_row_parts`."""
-        sources, batch, tokens, own = parts.shape
-        return self._rows(parts.view(batch, tokens, sources * own), [parts], fp8=True)[1]
+    def quantise_row_shares(self, shares: Tensor) -> Rows:
+        """Count the cost of `rows.quantise_row_shares`."""
+        count, batch, tokens, own = shares.shape
+        return self._rows(shares.view(batch, tokens, count * own), [shares], fp8=True)[1]
 
     def gelu_linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Count the cost of `matmul.gelu_linear`, which is the cost of the linear layer, because GELU is part of the

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from seko_kernels.fused_reference import FP8
 from seko_kernels.qk_norm_rope import PLAIN_KEYS, qk_norm_rope, qk_norm_rope_shares
-from seko_kernels.rows import gelu_quantise, quantise_row_parts
+from seko_kernels.rows import gelu_quantise, quantise_row_shares
 from seko_kernels.triton.qk_norm_rope import qk_norm_rope_kernel
 from seko_kernels.triton.row_gelu import gelu_parts, row_gelu_kernel
 from seko_kernels.triton.row_norm import ADD_NONE, NORM_NONE, row_norm_kernel, row_tiles
@@ -40,6 +40,7 @@ def test_norm_and_rotation_agree_with_the_reference(ring: Ring, plain: str) -> N
         BLOCK=1 << (width - 1).bit_length(),
         PLAIN=PLAIN_KEYS[plain],
         SHARES=0,
+        PLANE=0,
     )
     near(q_out, q)
     near(k_out, k_expected)
@@ -58,7 +59,7 @@ def test_shares_of_the_heads_agree_with_the_reference(plain: str) -> None:
     sent = torch.full(expected.shape, 7.0)
     qk_norm_rope_kernel[(ring.batch * ring.tokens, 3)](
         *arguments,
-        *(ring.slots(), sent, chunk.qkv, chunk.qkv, ring.tokens, ring.batch * ring.tokens),
+        *(ring.slots(), sent, chunk.qkv, chunk.qkv, ring.tokens, ring.tokens),
         EPS=1e-6,
         HEADS=ring.heads,
         HEAD_DIM=ring.head_dim,
@@ -66,6 +67,7 @@ def test_shares_of_the_heads_agree_with_the_reference(plain: str) -> None:
         BLOCK=1 << (ring.heads * ring.head_dim - 1).bit_length(),
         PLAIN=PLAIN_KEYS[plain],
         SHARES=shares,
+        PLANE=sent.stride(0),
     )
     near(sent, expected)
 
@@ -74,7 +76,7 @@ def test_shares_of_the_heads_agree_with_the_reference(plain: str) -> None:
 def test_rows_in_parts_are_quantised_as_whole_rows(sources: int, own: int) -> None:
     torch.manual_seed(own)
     parts = torch.randn(sources, 2, 3, own) * torch.exp(torch.randn(1, 2, 3, 1) * 2)
-    values, scale = quantise_row_parts(parts)
+    values, scale = quantise_row_shares(parts)
     ours, our_scale = torch.zeros(6, sources * own).to(FP8), torch.full((6, 1), float("nan"))
     tiles = row_tiles(sources * own, 3, NORM_NONE)
     row_norm_kernel[(6,)](
@@ -90,7 +92,7 @@ def test_rows_in_parts_are_quantised_as_whole_rows(sources: int, own: int) -> No
         SHIFT_AT=-1,
         SCALE_AT=-1,
         **tiles.constants,
-        SOURCES=sources,
+        SHARES=sources,
         PLANE=6 * own,
         INTEGER=True,
     )
@@ -134,7 +136,7 @@ def test_row_kernel_agrees_with_the_reference(variant: Variant, width: int) -> N
         SHIFT_AT=variant.shift_at,
         SCALE_AT=variant.scale_at,
         **tiles.constants,
-        SOURCES=1,
+        SHARES=1,
         PLANE=0,
         INTEGER=True,
     )

@@ -138,7 +138,7 @@ def test_wrong_tensors_are_refused() -> None:
             attend(*arguments[:at], wrong, *arguments[at + 1 :])
 
     refused(KernelsError, "power of two", 0, q[..., :24])
-    refused(KernelsError, "q strided", 0, q.transpose(1, 2).contiguous().transpose(1, 2))
+    refused(KernelsError, "q: strided", 0, q.transpose(1, 2).contiguous().transpose(1, 2))
     refused(KernelsError, "q is", 0, e4m3_cast(q))
     refused(KernelsError, "k has shape", 1, k[:, :, :2])
     refused(KernelsError, "k is", 1, k.float())
@@ -150,7 +150,7 @@ def test_wrong_tensors_are_refused() -> None:
     refused(KernelsError, "36 own keys and 37 queries", 6, k_own[:, 1:])
     refused(KernelsError, "own keys have shape", 6, k_own[..., :16])
     refused(KernelsError, "own values have shape", 7, v_own[:, 1:])
-    refused(KernelsError, "own values strided", 7, v_own.mT.contiguous().mT)
+    refused(KernelsError, "own values: strided", 7, v_own.mT.contiguous().mT)
     refused(KernelsError, "one device", 1, k.to("meta"))
 
 

@@ -33,7 +33,7 @@ from seko_kernels.rows import (
     gated_residual_norm,
     gated_residual_norm_modulate,
     gelu_quantise,
-    quantise_row_parts,
+    quantise_row_shares,
     quantise_rows,
     residual_norm_modulate,
 )
@@ -215,7 +215,7 @@ def test_norm_and_rotation_by_shares(launches: Launches, plain: str) -> None:
 
 
 def test_rows_in_parts(launches: Launches) -> None:
-    rows = quantise_row_parts(on_gpu(2, 1, T, WIDTH // 2, dtype=torch.bfloat16))
+    rows = quantise_row_shares(on_gpu(2, 1, T, WIDTH // 2, dtype=torch.bfloat16))
     assert (rows.values.shape, rows.values.dtype) == ((1, T, WIDTH), FP8)
     assert launches == [("row_norm_kernel", ["OUT", "OUT_SCALE"])]
 

@@ -76,6 +76,8 @@ def test_wrong_tensors_are_refused() -> None:
         shares_of(ring, chunk, 3, "none")
     with pytest.raises(KernelsError, match="plain_keys"):
         shares_of(ring, chunk, 2, "all")
+    with pytest.raises(KernelsError, match="qkv has shape"):
+        shares_of(ring, Chunk(**vars(chunk) | {"qkv": F.pad(chunk.qkv, (0, 1))}), 2, "none")
 
 
 def shares_of(ring: Ring, chunk: Chunk, shares: int, plain: str, device: str = "cpu") -> Tensor:
@@ -129,7 +131,7 @@ def test_kernel_compiles_without_spills(
             compiled = cross_compile(
                 qk_norm_rope_kernel,
                 signature,
-                constants | {"PLAIN": 1, "SHARES": shares},
+                constants | {"PLAIN": 1, "SHARES": shares, "PLANE": shares and 1170 * 4 * 1280},
                 arch,
                 NORM_ROPE_WARPS,
             )

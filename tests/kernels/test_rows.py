@@ -21,12 +21,12 @@ from seko_kernels.rows import (
     gated_residual,
     gated_residual_norm_modulate,
     gelu_quantise,
-    quantise_row_parts,
+    quantise_row_shares,
     quantise_rows,
     residual_norm_modulate,
 )
 from seko_kernels.triton.row_gelu import gelu_parts, gelu_warps, row_gelu_kernel
-from seko_kernels.triton.row_norm import row_norm_kernel, row_tiles
+from seko_kernels.triton.row_norm import NORM_NONE, row_norm_kernel, row_tiles
 from tests.kernels.row_variants import EPS, VARIANTS, RowInputs, Variant, row_inputs, run
 from tests.support.tolerances import relative_error
 
@@ -161,10 +161,22 @@ def test_kernels_compile_without_spills(
             "OUT_SCALE": "*fp32",
         }
         constants = {"EPS": EPS, "WIDTH": width, "FRAME_TOKENS": 1560, "INTEGER": False}
-        constants |= {"SOURCES": 1, "PLANE": 0}
+        constants |= {"SHARES": 1, "PLANE": 0}
         constants |= {"ADD": variant.add, "NORM": variant.norm, "QUANTISE": variant.fp8}
         constants |= {"GATE_AT": variant.gate_at, "SHIFT_AT": variant.shift_at, "SCALE_AT": variant.scale_at}
         check(row_norm_kernel, signature, constants | tiles.constants, tiles.warps, variant.fp8)
+    shares = {"ADD": 0, "NORM": 0, "QUANTISE": True, "GATE_AT": -1, "SHIFT_AT": -1, "SCALE_AT": -1}
+    shares |= {
+        "EPS": 0.0,
+        "WIDTH": 5120,
+        "FRAME_TOKENS": 1170,
+        "INTEGER": False,
+        "SHARES": 4,
+        "PLANE": 1170 * 1280,
+    }
+    tiles = row_tiles(5120, 1170, NORM_NONE)
+    signature["OUT"] = "*fp8e4nv"
+    check(row_norm_kernel, signature, shares | tiles.constants, tiles.warps, True)
     signature = {"X": "*bf16", "OUT": "*fp8e4nv", "OUT_SCALE": "*fp32"}
     parts = gelu_parts(13824)
     constants = {"WIDTH": 13824, "PART_0": parts[0], "PART_1": parts[1], "PART_2": parts[2], "INTEGER": False}
@@ -183,7 +195,7 @@ def test_gpu_rows_in_parts_are_quantised_as_whole_rows(shape: tuple[int, int, in
 
 
 def check_parts(parts: Tensor) -> None:
-    ours, whole = quantise_row_parts(parts), quantise_rows(torch.cat([*parts], -1))
+    ours, whole = quantise_row_shares(parts), quantise_rows(torch.cat([*parts], -1))
     assert torch.equal(ours.values.view(torch.uint8), whole.values.view(torch.uint8))
     assert torch.equal(ours.scale, whole.scale)
 

@@ -1,4 +1,4 @@
-"""The prompt cache: counts, bound, bytes, and engines that are not called again. Real tokens are in test_text."""
+"""The prompt cache: counts, bound, bytes, and an encoder that is not called again. Real tokens are in test_text."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ def test_the_cache_is_bounded_and_forgets_what_was_not_used_for_longest() -> Non
     a, b, c = (PromptKey("", prompt) for prompt in "abc")
     for key in (a, b):
         assert cache.get(key) is None
-        cache.put(key, [key])
-    assert cache.get(a) == [a]
-    cache.put(c, [c])
+        cache.put(key, key)
+    assert cache.get(a) == a
+    cache.put(c, c)
     assert len(cache) == 2
     assert cache.get(b) is None
-    assert cache.get(a) == [a]
+    assert cache.get(a) == a
     assert (cache.hits, cache.misses) == (2, 3)
     with pytest.raises(UsageError, match="at least 0"):
         PromptCache(-1)

@@ -276,7 +276,7 @@ def attention_fp8_entry(  # type: ignore[no-untyped-def]
     STAGES: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Run `attention_fp8_kernel` on all queries and keys in one part; V_OWN is contiguous."""
+    """Run `attention_fp8_kernel` on all queries and keys in one part; Q, K_OWN and V_OWN are contiguous."""
     attention_fp8_kernel(
         Q,
         K,

@@ -39,11 +39,13 @@ def _store_pairs(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _store_shares(TARGET, even, odd, plane, OWN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store the even and odd channels of one row OWN by OWN, with ``plane`` numbers from one share to the next."""
+def _store_shares(  # type: ignore[no-untyped-def]
+    TARGET, even, odd, OWN: tl.constexpr, PLANE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Store the even and odd channels of one row OWN by OWN, with PLANE numbers from one share to the next."""
     channel = tl.arange(0, BLOCK)
     x = tl.reshape(tl.join(even, odd), (BLOCK,))
-    place = TARGET + (channel // OWN).to(tl.int64) * plane + channel % OWN
+    place = TARGET + (channel // OWN).to(tl.int64) * PLANE + channel % OWN
     tl.store(place, x.to(TARGET.dtype.element_ty), mask=channel < WIDTH)
 
 
@@ -67,13 +69,14 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     PLAIN: tl.constexpr,
     SHARES: tl.constexpr,
+    PLANE: tl.constexpr,
 ):
     """Write ``rope(rms_norm(q))`` of each token, and ``rope(rms_norm(k))`` into its slot of the ring; with SHARES these
     two and v by shares of the heads.
 
     `seko_kernels.fused_reference.qk_norm_rope` defines the results of `qk_norm_rope_kernel`. The results are RMSNorm
     over the full width, and rotation of neighbouring channels, all in fp32, rounded once. A program handles q or k of
-    one token of the chunk.
+    one token of the chunk, with SHARES also v.
 
     Parameters
     ----------
@@ -85,7 +88,7 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
         Rotary tables, ``[B * T, D/2]``.
     WRITE_SLOTS : pointer to int64
         Cache slot of each latent frame, ``[B, T / FRAME_TOKENS]``. A token whose position is outside the cache is not
-        written.
+        written. Like K_OUT and K_PLAIN it is not used with SHARES.
     Q_OUT : pointer to bf16 or fp32
         Normalised and rotated queries, ``[B * T, H * D]``; with SHARES q, k, v and the keys that PLAIN selects,
         ``[SHARES, B * T, 3 or 4, H / SHARES * D]``.
@@ -94,15 +97,15 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     K_PLAIN : pointer to bf16 or fp32
         Unquantised keys, ``[B * T, H * D]``, written if PLAIN is not 0.
     tokens, cache_tokens : int
-        Number T of tokens in the chunk, and number N of tokens in the cache, with SHARES B * T. The grid is (B * T, 2),
-        with SHARES (B * T, 3).
+        Number T of tokens in the chunk, and number N of tokens in the cache. The grid is (B * T, 2), with SHARES
+        (B * T, 3).
     EPS, HEADS, HEAD_DIM, FRAME_TOKENS, BLOCK : constexpr
         Epsilon of the norm, number H of heads, number D of channels, number of tokens of a slot, and H * D rounded up
         to a power of two.
     PLAIN : constexpr int
         Kind of keys written to K_PLAIN: none, rotated, or before rotation.
-    SHARES : constexpr int
-        Number of shares of the heads; 0: the keys go into slots.
+    SHARES, PLANE : constexpr int
+        Number of shares of the heads, 0 if the keys go into slots, and numbers of a share.
     """
     token = tl.program_id(0)
     token64 = token.to(tl.int64)
@@ -116,26 +119,23 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     if SHARES > 0:
         own: tl.constexpr = width // SHARES
         parts: tl.constexpr = 4 if PLAIN > 0 else 3
-        plane = cache_tokens * (
-            parts * own
-        )  # no int64: torch 2.11 reads the kernel with a constant for the argument
         target = Q_OUT + token64 * (parts * own)
         if tl.program_id(1) == 0:
             even, odd = _normalised_pairs(source, Q_WEIGHT, EPS, width, BLOCK)
             turned, other = even * cos - odd * sin, even * sin + odd * cos
-            _store_shares(target, turned, other, plane, own, width, BLOCK)
+            _store_shares(target, turned, other, own, PLANE, width, BLOCK)
         elif tl.program_id(1) == 1:
             even, odd = _normalised_pairs(source + width, K_WEIGHT, EPS, width, BLOCK)
             if PLAIN == 2:
-                _store_shares(target + 3 * own, even, odd, plane, own, width, BLOCK)
+                _store_shares(target + 3 * own, even, odd, own, PLANE, width, BLOCK)
             turned, other = even * cos - odd * sin, even * sin + odd * cos
             if PLAIN == 1:
-                _store_shares(target + 3 * own, turned, other, plane, own, width, BLOCK)
-            _store_shares(target + own, turned, other, plane, own, width, BLOCK)
+                _store_shares(target + 3 * own, turned, other, own, PLANE, width, BLOCK)
+            _store_shares(target + own, turned, other, own, PLANE, width, BLOCK)
         else:
             channel = tl.arange(0, BLOCK)
             v = tl.load(source + 2 * width + channel, mask=channel < width)
-            place = target + 2 * own + (channel // own).to(tl.int64) * plane + channel % own
+            place = target + 2 * own + (channel // own).to(tl.int64) * PLANE + channel % own
             tl.store(place, v, mask=channel < width)
     elif tl.program_id(1) == 0:
         even, odd = _normalised_pairs(source, Q_WEIGHT, EPS, width, BLOCK)

@@ -74,7 +74,7 @@ def _row(SOURCE, WIDTH: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr): 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _row_of_sources(  # type: ignore[no-untyped-def]
+def _row_of_shares(  # type: ignore[no-untyped-def]
     SOURCE,
     OWN: tl.constexpr,
     PLANE: tl.constexpr,
@@ -154,7 +154,7 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
-    SOURCES: tl.constexpr,
+    SHARES: tl.constexpr,
     PLANE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
@@ -168,8 +168,8 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     X, Y : pointer to bf16 or fp32
-        The two terms of the residual sum, ``[B * T, WIDTH]``, contiguous; Y is read if ADD is not 0. If SOURCES is
-        above 1, X is ``[SOURCES, B * T, WIDTH / SOURCES]``, and nothing is added.
+        The two terms of the residual sum, ``[B * T, WIDTH]``, contiguous; Y is read if ADD is not 0. If SHARES is
+        above 1, X is ``[SHARES, B * T, WIDTH / SHARES]``, and nothing is added.
     MODULATION, LAYER_MODULATION, GATE_MODULATION : pointer to fp32
         Modulation of the frames ``[B, F, 6, WIDTH]``, of this layer ``[6, WIDTH]``, and of the layer with the gate
         ``[6, WIDTH]``. Shift and scale are rows SHIFT_AT and SCALE_AT of the sum of MODULATION and LAYER_MODULATION.
@@ -186,9 +186,9 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
         Epsilon of the norm, number of values in a row, and number of tokens of a latent frame.
     ROWS, PART, PARTS : constexpr int
         Tile sizes of the kernel; see `RowTiles`.
-    SOURCES, PLANE : constexpr int
-        Number of parts in which rows of X lie, and distance between two parts of a row in numbers, B * T * WIDTH /
-        SOURCES.
+    SHARES, PLANE : constexpr int
+        Number of equal shares in which rows of X lie, and distance between two shares of a row in numbers, B * T *
+        WIDTH / SHARES.
     ADD, NORM : constexpr int
         ADD selects the residual: none, plain or gated. NORM selects the norm: none, modulated or affine.
     QUANTISE, INTEGER : constexpr bool
@@ -198,11 +198,13 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     first = tl.program_id(0) * ROWS
     frame = (first // FRAME_TOKENS).to(tl.int64)
     start = first.to(tl.int64) * WIDTH
-    if SOURCES > 1:
+    if SHARES > 1:
         tl.static_assert(
-            ADD == 0 and ROWS == 1, "rows in parts are only normalised or quantised, one by a program"
+            ADD == 0 and ROWS == 1, "rows in shares are only normalised or quantised, one by a program"
         )
-        xs = _row_of_sources(X + start // SOURCES, WIDTH // SOURCES, PLANE, WIDTH, PART, PARTS)
+        xs = _row_of_shares(
+            X + first.to(tl.int64) * (WIDTH // SHARES), WIDTH // SHARES, PLANE, WIDTH, PART, PARTS
+        )
     else:
         xs = _row(X + start, WIDTH, PART, PARTS)
     if ADD > 0:

@@ -97,10 +97,6 @@ class Device:
         spec = self.specs[buffer]
         return self._memory.row(self.buffers[buffer], spec.row_axis, row, self._state_rows)
 
-    def has_rows(self, buffer: str) -> bool:
-        """Return whether a buffer has a part for each row."""
-        return has_rows(self.specs[buffer], self._state_rows)
-
     def run_all(self, programs: Sequence[BoundProgram]) -> None:
         """Queue the programs of one call on the device, in order."""
         with self.layers.unit():

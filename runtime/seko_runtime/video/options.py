@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from seko_runtime.arguments import flag
 
-PROMPT_CACHE = 8  # prompts in the cache; a prompt of Wan 1.3B takes 90 MiB on the device
+PROMPT_CACHE = 8  # prompts in the cache; a prompt of Wan takes 4 MiB on the device
 
 
 @dataclass(frozen=True)

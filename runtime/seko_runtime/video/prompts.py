@@ -127,26 +127,23 @@ class RowPrompts:
         weight : float
             The prompt's share of the row's new embeddings, above 0; the rest are those that the row has now.
         """
-        if weight == 1:
-            self._set(device, row, prompt)
-            return
-        own = device.row_of(TEXT_BUFFER, row)
-        before = self._memory.read(own)
-        self._set(device, row, prompt)
+        own, encoded = device.row_of(TEXT_BUFFER, row), self._encoded(device, row, prompt)
+        before = None if weight == 1 else self._memory.read(own)
         with device.prompting(row):
-            self._memory.write(own, (1 - weight) * before + weight * self._memory.read(own))
+            self._memory.copy(own, encoded)
+            if before is not None:
+                self._memory.write(own, (1 - weight) * before + weight * self._memory.read(own))
             device.run_prompt(row)
 
-    def _set(self, device: VideoDevice, row: int, prompt: str) -> None:
+    def _encoded(self, device: VideoDevice, row: int, prompt: str) -> Tensor:
+        """Return the embeddings of a row's prompt, from the cache or new."""
         cleaned = self._words(prompt)
         key = PromptKey(self._owners.get(row, ""), prompt_key(cleaned, self._digest))
-        cached = self.cache.get(key)
-        encoded = self._encode(device, cleaned) if cached is None else cached
-        with device.prompting(row):
-            self._memory.copy(device.row_of(TEXT_BUFFER, row), encoded)
-            device.run_prompt(row)
-            if cached is None:
-                self.cache.put(key, encoded)
+        encoded = self.cache.get(key)
+        if encoded is None:
+            encoded = self._encode(device, cleaned)
+            self.cache.put(key, encoded)
+        return encoded
 
     def _words(self, prompt: str) -> str:
         return prompt_words(prompt, may_be_empty=self._may_be_empty)

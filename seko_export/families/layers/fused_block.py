@@ -306,7 +306,7 @@ class FusedLayer(BlockWeights):
         if self.split is None:
             return self._as_rows(x)
         if self.fp8:
-            return self.ops.quantise_row_parts(self.split.to_parts_of_tokens(x))
+            return self.ops.quantise_row_shares(self.split.to_shares_of_tokens(x))
         return _plain_rows(self.split.to_tokens(x))
 
 

@@ -13,7 +13,7 @@ from seko_kernels.rows import (
     gated_residual_norm,
     gated_residual_norm_modulate,
     gelu_quantise,
-    quantise_row_parts,
+    quantise_row_shares,
     quantise_rows,
     residual_norm_modulate,
 )
@@ -35,7 +35,7 @@ class LayerOps:
     choose_past = staticmethod(choose_past)
     attention_bf16 = staticmethod(attention_bf16)
     quantise_rows = staticmethod(quantise_rows)
-    quantise_row_parts = staticmethod(quantise_row_parts)
+    quantise_row_shares = staticmethod(quantise_row_shares)
     gelu_quantise = staticmethod(gelu_quantise)
     gelu_linear = staticmethod(gelu_linear)
     fp8_linear = staticmethod(fp8_linear)

@@ -122,10 +122,10 @@ class RankSplit:
     def to_tokens(self, y: Tensor) -> Tensor:
         """Exchange tensors so that each rank gets all heads of its own tokens: y [B, T, H/R*D], in the order of
         `to_heads`, becomes [B, T/R, H*D]."""
-        tokens: Tensor = self.to_parts_of_tokens(y).permute(1, 2, 0, 3).flatten(2)
+        tokens: Tensor = self.to_shares_of_tokens(y).permute(1, 2, 0, 3).flatten(2)
         return tokens
 
-    def to_parts_of_tokens(self, y: Tensor) -> Tensor:
+    def to_shares_of_tokens(self, y: Tensor) -> Tensor:
         """Return what `to_tokens` does as it arrives: [R, B, T/R, H/R*D], by the ranks whose heads it is of."""
         if self.padding:
             shares = self._in_shares(y).permute(2, 0, 1, 3, 4).flatten(2, 3)
