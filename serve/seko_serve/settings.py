@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from seko_runtime.backends.host import check_device_name
 from seko_runtime.errors import UsageError
+from seko_runtime.sessions.snapshot import LEAST_KEY_BYTES
 
-LEAST_KEY_BYTES = 32
 ROOT_PATH = re.compile(r"(/[\w.~%-]+)+", re.ASCII)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
