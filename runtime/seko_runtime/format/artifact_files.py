@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from seko_runtime.errors import (
-    ArtifactError,
-    ManifestError,
-)
+from seko_runtime.errors import ArtifactError, ManifestError
+from seko_runtime.format.file_flags import FILE_FLAGS
 from seko_runtime.format.json_fields import MAX_JSON_BYTES
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry
 from seko_runtime.format.paths import check_no_module
@@ -22,11 +20,9 @@ from seko_runtime.format.trust import MAX_SIGNATURE_BYTES
 from seko_runtime.host.faults import lacks
 from seko_runtime.host.part_times import part
 
-OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ_BYTES = 4 << 20  # most bytes that are read and hashed at a time
 # takes a file's path, an offset in the file, and the bytes that were read there
 TakePiece = Callable[[str, int, memoryview], None]
-FILE_FLAGS = OPEN_FLAGS | os.O_NONBLOCK  # with O_NONBLOCK, opening a pipe in place of a file does not hang
 
 
 class ArtifactFiles:
@@ -218,7 +214,7 @@ class ArtifactFiles:
             if entry.is_dir(follow_symlinks=False):
                 if path not in folders:
                     raise ArtifactError(f"folder {path!r} is not in the manifest; remove it or rebuild")
-                inner = _open_beneath(entry.name, OPEN_FLAGS | os.O_DIRECTORY, folder_fd, path)
+                inner = _open_beneath(entry.name, FILE_FLAGS | os.O_DIRECTORY, folder_fd, path)
                 try:
                     self._open_folder(inner, path + "/", files, folders)
                 finally:

@@ -17,9 +17,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from seko_runtime.format.file_flags import FILE_FLAGS
+
 MARKER = "seko-unfinished"
 _TRIES = 100
-_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make_own_folder(place: Path, prefix: str) -> tuple[Path, int]:
@@ -88,7 +89,7 @@ def lives(place: Path, prefix: str) -> bool:
     without locks."""
     for folder in _found(place, prefix):
         with contextlib.suppress(OSError):
-            marker = os.open(folder / MARKER, _LOOK)
+            marker = os.open(folder / MARKER, FILE_FLAGS)
             try:
                 if not hold(marker):
                     return True
@@ -111,9 +112,9 @@ def _left(folder: Path) -> Iterator[bool]:
     """Context manager that locks a folder of this user whose process is gone; its value is False for any other."""
     with contextlib.ExitStack() as opened:
         try:
-            parent = os.open(folder, _LOOK | os.O_DIRECTORY)
+            parent = os.open(folder, FILE_FLAGS | os.O_DIRECTORY)
             opened.callback(os.close, parent)
-            marker = os.open(MARKER, _LOOK, dir_fd=parent)
+            marker = os.open(MARKER, FILE_FLAGS, dir_fd=parent)
             opened.callback(os.close, marker)
             fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
             own = os.fstat(parent).st_uid == os.geteuid() and stat.S_ISREG(os.fstat(marker).st_mode)

@@ -8,9 +8,9 @@ import stat
 from pathlib import Path
 
 from seko_runtime.errors import DiskError, UsageError
+from seko_runtime.format.file_flags import FILE_FLAGS
 from seko_runtime.format.whole_files import whole_file
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _BY_OTHERS = 0o022
 MAX_PRIVATE_BYTES = 1 << 30
 
@@ -40,7 +40,7 @@ def read_private(file: Path) -> bytes:
     try:
         if shared_folder(file.parent):
             return b""
-        descriptor = os.open(file, _READ)
+        descriptor = os.open(file, FILE_FLAGS)
     except OSError:
         return b""
     try:

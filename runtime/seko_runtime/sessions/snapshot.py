@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from seko_runtime.arguments import path_of
 from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import ArtifactError, ManifestError, SnapshotError, UsageError
-from seko_runtime.format.artifact_files import FILE_FLAGS
+from seko_runtime.format.file_flags import FILE_FLAGS
 from seko_runtime.format.json_fields import Fields, parse_json
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.format.safetensors_map import map_safetensors, safetensors_head

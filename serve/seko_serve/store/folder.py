@@ -12,13 +12,12 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from seko_runtime.format.file_flags import FILE_FLAGS
 from seko_serve.store.base import NAME, SESSION, Content, ExistsError, StoreError, check_own, checked_name
 
 # A file that is being written: its session, and 8 letters by which `tempfile.mkstemp` finds a free name.
 _UNFINISHED = re.compile(rf"\.writing-{SESSION.pattern}-[a-z0-9_]{{8}}")
 _OWN = re.compile(rf"{NAME.pattern}|{_UNFINISHED.pattern}")
-# A pipe or a device would block the thread that opens it, and a link would lead out of the folder.
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FolderStore:
@@ -74,7 +73,7 @@ class FolderStore:
     def get(self, name: str) -> Content | None:
         """Return the content of a file of the store; see `Store.get`."""
         try:
-            descriptor = os.open(self._folder / checked_name(name), _READ)
+            descriptor = os.open(self._folder / checked_name(name), FILE_FLAGS)
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
                 raise StoreError(f"{name} is no regular file; remove it")
