@@ -131,14 +131,15 @@ def with_model_options(chosen: ChosenModel, options: BuildOptions) -> ChosenMode
     UsageError
         If the model has no such field, or does not support the value.
     """
-    if options.speakers is not None and options.speakers < 1:
-        raise UsageError(f"--speakers {options.speakers}: expected at least 1")
     for name, lacking in (("camera", "has no camera"), ("speakers", "hears no voice")):
         value = getattr(options, name)
         if value is not None and not hasattr(chosen.model, name):
             raise UsageError(f"--{name} {value}: {chosen.model.name!r} {lacking}; leave it out")
         if value is not None:
-            chosen = replace(chosen, model=replace(chosen.model, **{name: value}))
+            try:
+                chosen = replace(chosen, model=replace(chosen.model, **{name: value}))
+            except UsageError as fault:  # it begins with the name of the field
+                raise UsageError(f"--{fault}") from None
     return chosen
 
 

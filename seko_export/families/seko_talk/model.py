@@ -62,9 +62,9 @@ class SekoTalkModel(ModelConfig):
         check_sizes(
             self, ("audio_dim", "audio_frames", "audio_width", "audio_tokens", "audio_layers", "audio_heads")
         )
-        check_sizes(self, ("audio_ffn", "image_tokens", "speakers"))
-        if self.speakers > MOST_SPEAKERS:
-            raise UsageError(f"speakers is {self.speakers}, expected at most {MOST_SPEAKERS}")
+        check_sizes(self, ("audio_ffn", "image_tokens"))
+        if type(self.speakers) is not int or not 1 <= self.speakers <= MOST_SPEAKERS:
+            raise UsageError(f"speakers is {self.speakers!r:.60}, expected 1 to {MOST_SPEAKERS}")
         if self.image_dim < 0:
             raise UsageError(f"image_dim must be at least 0, got {self.image_dim}")
         if not 0 <= self.ref_state < self.state_rows:
