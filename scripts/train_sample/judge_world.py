@@ -15,9 +15,10 @@ from scripts.train_sample.rollout import Conditions, LatentStream
 from scripts.train_sample.shapes import SIDE
 from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_vae import FrozenVae
-from scripts.train_sample.world import STEP, VIDEO_PER_LATENT, captions_of
+from scripts.train_sample.world import STEP, captions_of
 from scripts.train_sample.world_pool import OWN_ROWS, Walks, draw_walks, picture_rows, rows_at
 from seko_export.families.wan_layout.picture_sizes import TABLE_FRAMES
+from seko_runtime.controls.poses import VIDEO_PER_LATENT
 
 SEED = 987_654  # of worlds and walks that training does not draw
 REACH = 14  # pixels that a view is looked for to each side

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from scripts.train_sample.shapes import BACKGROUNDS, COLOURS, SHAPES, SIDE, colour_table, signed_distance
 from seko_runtime.controls.camera import CameraControl
+from seko_runtime.controls.poses import VIDEO_PER_LATENT
 
 PLAIN = [name for name in BACKGROUNDS if "gradient" not in name]
 STEP = 8.0  # pixels that a latent frame of `w` or `d` moves the view
 LARGEST_ZOOM = 1.5  # at the highest pitch; its inverse at the lowest
 HIGHEST_PITCH = math.radians(85)
-VIDEO_PER_LATENT = 4
 LONGEST_PRESS = 6  # latent frames
 STILL, TWO_FIGURES = 0.1, 0.4  # shares: of presses without a key; of worlds with two kinds of figures
 

@@ -11,18 +11,10 @@ from torch import Tensor
 
 from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_vae import FrozenVae
-from scripts.train_sample.world import (
-    VIDEO_PER_LATENT,
-    Worlds,
-    captions_of,
-    draw_keys,
-    draw_worlds,
-    render,
-    views_of,
-    walk,
-)
+from scripts.train_sample.world import Worlds, captions_of, draw_keys, draw_worlds, render, views_of, walk
 from seko_export.config.stream import StreamConfig
 from seko_export.families.wan_layout.picture_sizes import MASK_CHANNELS, TABLE_FRAMES
+from seko_runtime.controls.poses import VIDEO_PER_LATENT
 
 CHUNKS = 6
 # Rows of a picture's own: from the next on, tables of two pictures were measured to be alike by 0.003 and less.
