@@ -27,6 +27,7 @@ import torch
 from seko_runtime.backends.rank_group import join_ranks
 from seko_runtime.format.manifest import CALL_GROUP, LANE_GROUP
 from seko_runtime.opening.artifact import open_rank
+from seko_runtime.opening.rank_process import JOIN_S
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.sessions.rank_place import RankPlace
 from seko_runtime.video.contract import resolve_video
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 # The exporter is imported where it is needed. It loads torch's compiler, with which tensors of an engine get Python
 # objects; and Gloo then waits for the interpreter, which a compiled engine holds. So nothing is profiled on a CPU.
-JOIN_S = 300.0
 KINETO = {
     "KINETO_LOG_LEVEL": "6",
     "DISABLE_CUPTI_LAZY_REINIT": "1",

@@ -33,11 +33,10 @@ from seko_runtime import Pool, VideoManifest
 from seko_serve.http.app import Application
 from seko_serve.live.device import Device
 from seko_serve.live.manager import SessionManager
+from seko_serve.load import PROMPT
 from seko_serve.media.video import H264Encoder
 from seko_serve.run import Server
 from seko_serve.settings import Settings
-
-PROMPT = "a small red disc bouncing and a large blue ring pulsing on a green gradient"
 
 
 class Served:
