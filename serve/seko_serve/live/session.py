@@ -33,7 +33,7 @@ from seko_serve.security.tokens import ResumeTokens, Ticket, WatchTokens
 
 MAX_WAITING = 256  # controls that wait for the next chunk
 MAX_FRAMES = 32  # of these, frames of an input video: the newest ones
-MAX_ENCODING = 2  # chunks of a session that are made and not encoded; the runtime keeps the frames of four
+MAX_ENCODING = 2  # chunks of a session that are made and not encoded; fewer than the runtime's FRAME_BLOCKS
 _BEGINS_ANEW = (
     "restart",
     "seed",
