@@ -44,14 +44,14 @@ def line_events(
         try:
             while True:
                 over = bool(facts["admitted"])
-                yield _event(facts)
+                yield event(facts)
                 if over:
                     return
                 await asyncio.sleep(SOONEST_S)
                 facts = await look()
         except ServeError as error:
             over = True
-            yield _event({"error": error.body()})
+            yield event({"error": error.body()})
         finally:
             if not over:
                 leave()
@@ -59,5 +59,6 @@ def line_events(
     return StreamingResponse(events(), media_type=EVENTS, headers=HEADERS)
 
 
-def _event(table: dict[str, Any]) -> bytes:
+def event(table: dict[str, Any]) -> bytes:
+    """Return a server-sent event with a table as JSON."""
     return f"data: {json.dumps(table)}\n\n".encode()

@@ -26,6 +26,7 @@ from seko_serve.http.stream import ready_message
 from seko_serve.live.connection import Connection
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
+from seko_serve.media.video import MICROSECONDS
 from seko_serve.protocol import Codec, Control, Media, message
 from seko_serve.settings import Settings
 
@@ -37,7 +38,6 @@ REPORT_S = 0.5  # between two looks for a peer's report of what it has lost
 MUCH_LOST, LITTLE_LOST = 0.1, 0.02  # of packets, from where the bitrate falls, and below which it rises again
 GROWTH = 1.08  # with each report
 MAX_UNSENT_BYTES = 1 << 20  # of messages on the data channel
-_MICROSECONDS = 1_000_000
 _VIDEO_CLOCK = Fraction(1, 90_000)
 
 
@@ -230,13 +230,13 @@ class Player(Peer):
         while not self._waiting:
             self._news.clear()
             await self._news.wait()
-        origin = begun = time.monotonic() - self._waiting[0][0] / _MICROSECONDS
+        origin = begun = time.monotonic() - self._waiting[0][0] / MICROSECONDS
         wait = 0.0
         while True:
             now = time.monotonic()
             if self._waiting:
                 pts_us, _, media = self._waiting[0]
-                wait = begun + pts_us / _MICROSECONDS - now
+                wait = begun + pts_us / MICROSECONDS - now
             if not self._waiting or wait > 0:
                 self._news.clear()
                 with suppress(TimeoutError):
@@ -246,7 +246,7 @@ class Player(Peer):
             heapq.heappop(self._waiting)
             if -wait > LATE_S:
                 begun -= wait
-            seconds = begun - origin + pts_us / _MICROSECONDS
+            seconds = begun - origin + pts_us / MICROSECONDS
             if media.codec is Codec.PCM:
                 self._hear(media, seconds)
                 continue
@@ -263,7 +263,7 @@ class Player(Peer):
         step = round(rate * SOUND_S)
         for begin in range(0, media.count, step):
             payload = media.payload[2 * begin : 2 * (begin + step)]
-            pts_us = media.pts_us + begin * _MICROSECONDS // rate
+            pts_us = media.pts_us + begin * MICROSECONDS // rate
             yield replace(media, payload=payload, count=len(payload) // 2, pts_us=pts_us)
 
     def _show(self, media: Media, seconds: float) -> None:

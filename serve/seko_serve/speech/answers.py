@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from typing import Any
@@ -14,6 +13,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from seko_serve.errors import ServeError
+from seko_serve.http.line import event
 
 
 class SoundResponse(StreamingResponse):
@@ -72,11 +72,7 @@ async def events(
     ``done`` returns the further fields of the event at the sound's end."""
     try:
         async for part in sound(first, parts, refused):
-            yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()})
-        yield _event({"type": "speech.audio.done", **done()})
+            yield event({"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()})
+        yield event({"type": "speech.audio.done", **done()})
     except ServeError as error:
-        yield _event({"type": "error", "error": error.body()})
-
-
-def _event(table: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(table)}\n\n".encode()
+        yield event({"type": "error", "error": error.body()})
