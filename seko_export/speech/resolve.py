@@ -16,6 +16,7 @@ from seko_export.families.speech.config import QUANTISED, SpeechBuild, SpeechCon
 from seko_export.families.speech.family import speech_families, speech_family_of, speech_presets
 from seko_export.host.environment import Target, archs_elsewhere, has_fp8, resolve_target
 from seko_export.media.sources import MediaSources
+from seko_export.options.build_files import TOKENIZER
 from seko_export.options.checks import check_no_goldens
 from seko_export.options.declaration import KV_FORMATS, BuildOptions
 from seko_export.options.resolved import ResolvedBuild
@@ -27,8 +28,6 @@ from seko_export.speech.options import (
     DEFAULT_STEPS,
     SpeechOptions,
 )
-
-TOKENIZER = "tokenizer.json"
 
 
 def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> ResolvedBuild[SpeechBuild]:

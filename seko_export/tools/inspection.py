@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from seko_runtime import open_artifact
-from seko_runtime.format.manifest import MANIFEST_FILE, Manifest
+from seko_runtime.format.manifest import ENGINES_FOLDER, MANIFEST_FILE, Manifest
 from seko_runtime.opening.artifact import check_artifact
 from seko_runtime.sessions.verdict import verdict, worst_of
 from seko_runtime.video.artifact import video_artifact
 from seko_runtime.video.manifest import VideoManifest
 
-_ENGINES = "engines"  # a folder that every artifact has, even one that lost its manifest
 _TAR_MARK = (257, b"ustar")
 
 
 def is_checkpoint(path: Path) -> bool:
     """Return whether a path is to be read as a checkpoint, since nothing there looks like an artifact."""
     if path.is_dir():
-        return not (path / MANIFEST_FILE).exists() and not (path / _ENGINES).is_dir()
+        return not (path / MANIFEST_FILE).exists() and not (path / ENGINES_FOLDER).is_dir()
     if not path.is_file():
         return False
     at, mark = _TAR_MARK

@@ -17,8 +17,9 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, checker, helper, shape_inference
 
 from seko_export.backends.onnx_form.form_check import check_shapes, infer_shapes
-from seko_export.backends.onnx_form.translate import NEXT, as_function
+from seko_export.backends.onnx_form.translate import as_function
 from seko_export.errors import LoweringError
+from seko_runtime.backends.tensorrt import NEXT
 from seko_runtime.executor.resolved import Ref, ResolvedCall
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor, map_safetensors

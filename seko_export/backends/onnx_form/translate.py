@@ -20,6 +20,7 @@ from seko_export.backends.onnx_form.kept_ops import DOMAIN, KeptOp, KeptOps
 from seko_export.engines.piece import Piece
 from seko_export.errors import LoweringError, MachineError
 from seko_export.lowering.trace import trace
+from seko_runtime.backends.tensorrt import NEXT
 
 if TYPE_CHECKING:
     from onnx import FunctionProto, ModelProto
@@ -28,7 +29,6 @@ OPSET = 18  # the opset of bitwise ops, which is also the oldest that torch's ex
 NEWEST_OPSET = 24  # the newest that the tests try
 PACKAGES = ("onnx", "onnxscript")
 _INNER = "%"  # prefix of the names of values inside a graph
-NEXT = "next."  # prefix of an output's name if an input has the same name
 # Dtypes of Seko's graphs that ONNX has with the same meaning.
 ONNX_DTYPES = frozenset(
     {

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from seko_export.backends.onnx_form.kept_ops import DOMAIN
-from seko_export.backends.onnx_form.translate import NEXT
+from seko_runtime.backends.tensorrt import NEXT
 
 CACHE_WRITE = "cache_write"  # name of the plugin and of its node
 CACHE_UPDATE = "TensorScatter"  # an op of opset 24 that TensorRT's parser turns into a cache-update layer

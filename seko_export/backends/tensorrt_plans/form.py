@@ -12,11 +12,11 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helpe
 
 from seko_export.backends.onnx_form.form_check import all_nodes
 from seko_export.backends.onnx_form.kept_ops import DOMAIN, MANY
-from seko_export.backends.onnx_form.translate import NEXT
 from seko_export.backends.tensorrt_plans.exact_caches import CACHE_WRITE, CacheRows, write_in_place
 from seko_export.errors import LoweringError
 from seko_kernels import plugins
 from seko_kernels.plugins import Plugin
+from seko_runtime.backends.tensorrt import NEXT
 
 # Functions that Seko's kernels replace, whose bodies are not needed.
 REPLACED = (
