@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+LEAN = "tests.kernels.lean_interpreter"
 # NumPy's: of GELU's exponential, whose infinity is meant; of the logarithm of an empty split; of the interpreter's own
 # loops with bounds from tensors.
 IGNORED = (
@@ -23,7 +24,7 @@ def run_interpreted(*files: str) -> None:
     filters = [part for warning in IGNORED for part in ("-W", warning)]
     tests = [str(Path(__file__).with_name(file)) for file in files]
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *filters, *tests],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", LEAN, *filters, *tests],
         env={**inherited, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
