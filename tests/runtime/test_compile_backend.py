@@ -45,6 +45,7 @@ with open_artifact(sys.argv[1]) as artifact:
 """
 
 
+COMPILER = Path(__file__).parents[1] / "support" / "compiler"
 SAID = "seko_runtime: engines are compiled here, which takes a while before the first call: "
 
 
@@ -52,7 +53,9 @@ def replay(folder: Path, cache_folder: Path, *more: str, says: str | None, **set
     """Replay with an empty cache, as on another machine; ``says`` is why that compiles, None where it must not."""
     environment = {
         "TORCHINDUCTOR_CACHE_DIR": str(cache_folder),
-        "PATH": "/usr/bin:/bin",
+        # C++ code that an earlier replay has compiled, which torch's cache does not hold, is not compiled again.
+        "PATH": f"{COMPILER}:/usr/bin:/bin",
+        "SEKO_COMPILED": str(cache_folder.parent),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # the tree under test, where it is not installed
         # Each empty cache would try ten instruction sets and compile torch's headers, for kernels of a few lines.
