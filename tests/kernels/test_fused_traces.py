@@ -16,8 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch._library.triton import get_triton_kernels_for_op
+from triton.runtime.jit import JITFunction
 
 import seko_kernels
+import seko_kernels.triton as triton_kernels
 from seko_kernels import attention, attention_bf16, tuned_rows, waves
 from seko_kernels.attention import OwnTokens, attention_fp8
 from seko_kernels.errors import KernelsError
@@ -289,3 +291,18 @@ def test_every_op_of_ours_lists_its_kernels() -> None:
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("seko::")]
     assert len(names) > 10
     assert [name for name in names if not get_triton_kernels_for_op(name)] == []
+
+
+def test_no_kernel_converts_an_int_argument() -> None:
+    """torch 2.11 reads a kernel with constants for its ints, which have no `to`: it takes all tensors for written."""
+    kernels = []
+    for module in pkgutil.iter_modules(triton_kernels.__path__, f"{triton_kernels.__name__}."):
+        found = vars(importlib.import_module(module.name)).values()
+        kernels += [
+            kernel for kernel in found if isinstance(kernel, JITFunction) and "kernel" in kernel.__name__
+        ]
+    assert len(kernels) > 10
+    for kernel in kernels:
+        ints = [parameter.name for parameter in kernel.params if parameter.name.islower()]
+        wrong = [name for name in ints if f" {name}.to(" in kernel.src]
+        assert not wrong, f"{kernel.__name__} converts {wrong}"
