@@ -76,14 +76,12 @@ def qk_norm_rope(
     expect_dims("write_slots", write_slots, 2, "[batch, chunk frames]")
     batch, cache_tokens, heads, head_dim = k_out.shape
     width, tokens = heads * head_dim, write_slots.shape[1] * frame_tokens
-    if plain_keys not in PLAIN_KEYS:
-        raise KernelsError(f"plain_keys must be one of {', '.join(PLAIN_KEYS)}, got {plain_keys!r}")
     if head_dim % 2:
         raise KernelsError(f"head_dim must be even to be rotated in pairs, got {head_dim}")
     expect("qkv", qkv, (batch, tokens, 3 * width), *FLOAT_DTYPES)
     expect("k_out", k_out, tuple(k_out.shape), qkv.dtype)
     expect("write_slots", write_slots, (batch, write_slots.shape[1]), torch.int64)
-    _expect_normed(qkv, q_weight, k_weight, cos, sin, head_dim)
+    _expect_normed(qkv, q_weight, k_weight, cos, sin, head_dim, plain_keys)
     if takes_kernels(qkv, q_weight, k_weight, cos, sin, write_slots, k_out):
         q, keys = _qk_norm_rope_cuda(
             *(qkv, q_weight, k_weight, cos, sin, write_slots, frame_tokens, eps, k_out),
@@ -136,14 +134,12 @@ def qk_norm_rope_shares(
     """
     expect_dims("qkv", qkv, 3, "[batch, tokens, 3 * width]")
     width = qkv.shape[2] // 3
-    if plain_keys not in PLAIN_KEYS:
-        raise KernelsError(f"plain_keys must be one of {', '.join(PLAIN_KEYS)}, got {plain_keys!r}")
     if shares < 1 or heads % shares or width % heads or (width // heads) % 2:
         raise KernelsError(
             f"{width} channels of {heads} heads, each rotated in pairs, have no {shares} shares"
         )
     head_dim = width // heads
-    _expect_normed(qkv, q_weight, k_weight, cos, sin, head_dim)
+    _expect_normed(qkv, q_weight, k_weight, cos, sin, head_dim, plain_keys)
     if takes_kernels(qkv, q_weight, k_weight, cos, sin):
         sent: Tensor = _qk_norm_rope_shares_cuda(
             qkv, q_weight, k_weight, cos, sin, heads, shares, eps, PLAIN_KEYS[plain_keys]
@@ -159,9 +155,11 @@ def qk_norm_rope_shares(
 
 
 def _expect_normed(
-    qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, head_dim: int
+    qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, head_dim: int, plain_keys: str
 ) -> None:
-    """Raise an error unless the tensors fit ``qkv`` [B, T, 3 * width]."""
+    """Raise an error unless the tensors fit ``qkv`` [B, T, 3 * width], and ``plain_keys`` is one of the words."""
+    if plain_keys not in PLAIN_KEYS:
+        raise KernelsError(f"plain_keys must be one of {', '.join(PLAIN_KEYS)}, got {plain_keys!r}")
     batch, tokens, three = qkv.shape
     expect("qkv", qkv, (batch, tokens, 3 * (three // 3)), *FLOAT_DTYPES)
     for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
