@@ -31,6 +31,7 @@ from seko_kernels.ops import KERNEL_OPS
 from seko_kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_shares
 from seko_kernels.rows import (
     Modulation,
+    Rows,
     gated_residual,
     gated_residual_norm,
     gated_residual_norm_modulate,
@@ -43,6 +44,7 @@ from seko_kernels.scratch import KeyRotation, fp8_expand
 from seko_kernels.sparse_past import query_tiles
 from seko_kernels.tuned import SPECIALISED, AttentionTiles
 from seko_kernels.tuned_rows import Product, RowTiles
+from tests.support.hopper import on_hopper
 
 H, D, T, N, FRAME = 12, 128, 390, 2730, 130
 WIDTH = H * D
@@ -181,6 +183,36 @@ def test_rows(launches: Launches, op: Callable[[bool], Any], written: list[str],
     assert (rows.values.shape, rows.values.dtype) == ((1, T, WIDTH), FP8 if fp8 else torch.bfloat16)
     assert rows.scale.shape == ((T, 1) if fp8 else (0,))
     assert launches == [("row_norm_kernel", [*written, "OUT_SCALE"][: len(written) + fp8])]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outer", "idles"),
+    [
+        (4680, 1536, False),
+        (2160, 1536, True),  # 204 tiles: two waves for a little more than one and a half
+        (1170, 5120, True),
+        (1170, 15360, False),
+        (2340, 5120, False),
+    ],
+)
+def test_a_matmul_that_fills_its_last_wave_badly_is_scaled_afterwards(
+    tokens: int, outer: int, idles: bool, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_hopper(monkeypatch)
+    scales = []
+    scaled_mm = torch._scaled_mm
+
+    def watched(x: Tensor, weight: Tensor, scale_a: Tensor, scale_b: Tensor, **named: Any) -> Tensor:
+        scales.append((scale_a.numel(), scale_b.numel()))
+        return scaled_mm(x, weight, scale_a, scale_b, **named)
+
+    monkeypatch.setattr(torch, "_scaled_mm", watched)
+    rows = Rows(on_gpu(1, tokens, WIDTH, dtype=FP8), on_gpu(tokens, 1))
+    weight, scale = on_gpu(outer, WIDTH, dtype=FP8), on_gpu(outer, 1)
+    y = fp8_linear(rows, weight, scale, on_gpu(outer, dtype=torch.bfloat16), torch.bfloat16)
+    assert (y.shape, y.dtype) == ((1, tokens, outer), torch.bfloat16)
+    assert scales == [(1, 1) if idles else (tokens, outer)]
+    assert not launches
 
 
 def test_rows_of_one_step(launches: Launches) -> None:
