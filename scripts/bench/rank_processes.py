@@ -27,21 +27,24 @@ def run_ranks(
     ranks: int,
     spec: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
+    *,
+    apart: bool = False,
 ) -> list[dict[str, Any]]:
     """Return what each rank's process measures, by rank; if one fails, the others are ended. ``environment`` has
-    variables for the processes besides this one's."""
+    variables for the processes besides this one's. With ``apart`` each process is alone on its GPU, without the others:
+    GPUs of one box differ by a few percent."""
     cuda = torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
         shared = dict(spec) | {
-            "ranks": ranks,
+            "ranks": 1 if apart else ranks,
             "meeting": f"{folder}/store",
             "chunks": options.steady,
-            "latents": str(options.work / f"{name}.npz"),
         }
         processes, words = [], []
         try:
             for rank in range(ranks):
-                own = shared | {"rank": rank, "device": f"cuda:{rank}" if cuda else "cpu"}
+                own = shared | {"rank": 0 if apart else rank, "device": f"cuda:{rank}" if cuda else "cpu"}
+                own["latents"] = str(options.work / f"{name}{f'-{rank}' if apart and rank else ''}.npz")
                 words.append((Path(folder) / f"out{rank}", Path(folder) / f"err{rank}"))
                 with words[-1][0].open("wb") as out, words[-1][1].open("wb") as err:
                     command = [sys.executable, *CHILD, json.dumps(own)]

@@ -8,9 +8,11 @@ no artifact. `ranks_decode` does the same with the VAE's decoder. The environmen
 The rows, N ranks, CASE s1 for artifacts and s5 for drawn weights:
 
 - `spN_CASE`: the median step on one GPU divided by that on N, from the call of a chunk to its latents on the host. With
-  artifacts this is what a caller sees, with the control channel. `ms` has the same times without it (``to_host``),
-  without the copy of the latents (``alone``), and of chunks that nobody waits for (``queued``). `kernels_ms` says for
-  each kind of kernel what a step takes on one GPU and on rank 0, and how much more that is than its share.
+  drawn weights one GPU is the mean of the N, each alone, of which the slowest sets the pace of all. With artifacts it
+  is the first, and the step is what a caller sees, with the control channel. `ms` has the same times without it
+  (``to_host``), without the copy of the latents (``alone``), and of chunks that nobody waits for (``queued``).
+  `kernels_ms` says for each kind of kernel what a step takes on one GPU and on rank 0, and how much more that is than
+  its share.
 - `spN_CASE_rank_skew_ms`: from the first rank's end of a chunk to the last's, the median of chunks.
 - `spN_vae`: a chunk's decoding on one GPU divided by that on N, each from the latents to the frames on the host; `ms`
   has the medians, `by_rank` those of each rank. `levels_apart` is the largest difference of a number of the frames of
@@ -147,12 +149,15 @@ def drawn(options: argparse.Namespace) -> None:
         run_ranks(
             options,
             name,
-            count,
+            options.ranks,
             {"build": build, "eager": options.eager, "engines": str(options.work / f"engines-{name}")},
+            apart=name == "one",
         )
-        for name, count in counts.items()
+        for name in counts
     ]
-    step = [statistics.median(report[0]["ms"]["to_host"]) / report[0]["passes"] for report in reports]
+    passes = reports[0][0]["passes"]
+    of_each = [statistics.median(report["ms"]["to_host"]) / passes for report in reports[0]]
+    step = [statistics.mean(of_each), statistics.median(reports[1][0]["ms"]["to_host"]) / passes]
     shape = (
         f"{options.preset}, {reports[0][0]['layers']} layers, FP4, fp8, resident window, {options.ranks} GPUs"
     )
@@ -164,10 +169,11 @@ def drawn(options: argparse.Namespace) -> None:
         "step of 1 GPU / step of all",
         {2: 1.80, 4: 3.5}.get(options.ranks),
         one_step_ms=step[0],
+        one_step_ms_by_gpu=of_each,
         step_ms=step[1],
         weights="random",
         engines="uncompiled" if options.eager else "aoti",
-        **compared(reports[0], reports[1], options.ranks),
+        **compared(reports[0][:1], reports[1], options.ranks),
     )
     append_skew(options.rows, f"sp{options.ranks}_s5_rank_skew_ms", shape, reports[1])
     files = [np.load(options.work / f"{name}.npz") for name in counts]
