@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from seko_export.artifact.packing import pack_artifact
 from seko_runtime import errors
+from seko_runtime.backends.aoti import CudaEngine
 from seko_runtime.backends.memory import Engine
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.commands import main
@@ -241,3 +243,24 @@ def test_memory_that_ends_in_a_session_is_told_to_who_uses_the_api(monkeypatch: 
     monkeypatch.setattr(CpuMemory, "host_block", refuse)
     with no_memory:
         open_whole()
+
+
+def test_an_engine_that_lacks_memory_of_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AOTInductor's code raises a RuntimeError for all that fails, and torch's allocator counts."""
+    refused, device = [0], torch.device("cuda:0")
+
+    class Loader:
+        def boxed_run(self, inputs: list[Any]) -> list[Any]:
+            if inputs[0] == "large":
+                refused[0] += 1
+            raise RuntimeError("run_func_( container_handle_, ...")
+
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_ooms": refused[0]})
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5, 100))
+    engine = CudaEngine(Loader(), device)
+    with pytest.raises(RuntimeError, match="run_func_"):
+        engine(["small"])
+    with pytest.raises(errors.DeviceMemoryError, match=r"5 of 100 bytes are free; .*--fit"):
+        engine(["large"])
+    with pytest.raises(RuntimeError, match="run_func_"):
+        engine(["small"])

@@ -6,14 +6,14 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, check_count, check_place, check_tensors_text
 from seko_runtime.backends.memory import Engine, Memory
-from seko_runtime.errors import ArtifactError
+from seko_runtime.errors import ArtifactError, DeviceMemoryError
 from seko_runtime.format.manifest import EngineSpec, Manifest
 
 MODEL_NAME = "model"  # the name under which torch packages a single model
@@ -59,7 +59,8 @@ class AotiBackend:
             self._loaders.append((key, loader))
             _check_package(spec, loader)
             check_place(spec, files[spec.file], names)
-            engines[spec.name] = loader.boxed_run
+            on_gpu = self._device.type == "cuda"
+            engines[spec.name] = CudaEngine(loader, self._device) if on_gpu else loader.boxed_run
         return engines
 
     def stats(self) -> Mapping[str, int]:
@@ -70,6 +71,49 @@ class AotiBackend:
             for key, loader in self._loaders:
                 _idle.setdefault(key, []).append(loader)
         self._loaders.clear()
+
+
+class CudaEngine:
+    """An engine on a GPU. Torch's out-of-memory error leaves a package as a RuntimeError without a word of memory, so
+    the allocator's count of such errors tells.
+
+    Parameters
+    ----------
+    loader : AOTIModelPackageLoader
+        The package's loader.
+    device : torch.device
+        The GPU.
+    """
+
+    def __init__(self, loader: Any, device: torch.device) -> None:
+        self._run, self._device, self._known = loader.boxed_run, device, _out_of_memory(device)
+
+    def __call__(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run the engine; the list of inputs is emptied.
+
+        Raises
+        ------
+        DeviceMemoryError
+            If the GPU has too little memory for what the engine computes.
+        """
+        try:
+            outputs: Sequence[torch.Tensor] = self._run(inputs)
+        except RuntimeError as error:
+            known, self._known = self._known, _out_of_memory(self._device)
+            if known == self._known:
+                raise
+            free, whole = torch.cuda.mem_get_info(self._device)
+            raise DeviceMemoryError(
+                f"{self._device} has too little free memory for an engine's results: {free} of {whole} bytes are free; "
+                "close what else runs there, or rebuild with --fit"
+            ) from error
+        return outputs
+
+
+def _out_of_memory(device: torch.device) -> int:
+    """Return how often a GPU had too little memory in this process."""
+    count: int = torch.cuda.memory_stats(device).get("num_ooms", 0)
+    return count
 
 
 def torch_memory(device: torch.device) -> Memory:
