@@ -11,7 +11,7 @@ from typing import Any
 
 from seko_export.families.registry import graph_of
 from seko_export.families.speech.config import SpeechBuild
-from seko_export.roofline.gpus import Gpu
+from seko_export.roofline.gpus import Gpu, room_of
 from seko_export.roofline.kinds import EXPAND_SHARE
 from seko_export.roofline.op_count import count_piece
 from seko_export.roofline.seconds import program_parts
@@ -28,12 +28,12 @@ def report(config: SpeechBuild, gpu: Gpu) -> dict[str, Any]:
     caches = speech_workload(config).kv.pool_bytes
     buffers = sum(buffer.nbytes for buffer in graph.buffers) - caches
     position = caches // work.places
-    free = gpu.memory_bytes - weights - buffers
+    free = room_of(gpu.memory_bytes, "cuda") - weights - buffers
     return {
         "model": config.model.name,
         "gpu": {"name": gpu.name, "title": gpu.title},
         "bytes": {"weights": weights, "caches": caches, "other buffers": buffers, "of a position": position},
-        "fits": weights + caches + buffers <= gpu.memory_bytes,
+        "fits": caches <= free,
         "sessions_fit": max(0, free // (position * work.positions)),
         "patch_s": config.model.patch.seconds,
         "steps": [_step(config, gpu, batch, position) for batch in work.buckets],

@@ -16,7 +16,7 @@ from seko_export.families.registry import graph_of
 from seko_export.host.environment import Target
 from seko_export.media.pieces import decode_parts
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
-from seko_export.roofline.gpus import GPUS
+from seko_export.roofline.gpus import GPUS, room_of
 from seko_export.roofline.work import Work, weight_sizes
 from seko_export.video.plan.fit import SAVINGS, fit, memory_of
 from seko_export.video.plan.memory import memory_report
@@ -37,10 +37,16 @@ def peak_of(config: VideoBuild) -> int:
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
-    [("24GB", 24 * GB), ("24 GiB", 24 << 30), ("1.5gb", 3 * GB // 2), ("512MB", 512 * 10**6)],
+    [("24GB", 24 * GB), ("24 GiB", 24 * GB), ("1.5gb", 3 * GB // 2), ("512MB", 512 * 10**6)],
 )
 def test_memory_is_a_size(text: str, wanted: int) -> None:
     assert memory_of(text, None) == wanted
+
+
+def test_a_small_gpu_has_less_room_than_its_memory() -> None:
+    rooms = {size: room_of(size * GB, "cuda") / GB for size in (0, 8, 12, 24)}
+    assert rooms == pytest.approx({0: 0, 8: 7.79, 12: 12, 24: 24}, abs=0.001)
+    assert room_of(8 * GB, "cpu") == 8 * GB
 
 
 def test_memory_is_that_of_a_gpu() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.options.declaration import BuildOptions
-from seko_export.roofline.gpus import GPUS
+from seko_export.roofline.gpus import GPUS, room_of
 from seko_export.roofline.work import Work
 from seko_export.video.plan.memory import memory_report
 
-_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([MG])(i?)B", re.IGNORECASE)
-_UNITS = {"m": (10**6, 1 << 20), "g": (10**9, 1 << 30)}
+_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([MG])i?B", re.IGNORECASE)
+_UNITS = {"m": 10**6, "g": 10**9}
 
 ConfigOf = Callable[[BuildOptions], VideoBuild]
 
@@ -57,7 +57,7 @@ class Fitted:
 
 
 def memory_of(text: str, arch: str | None) -> int:
-    """Return the bytes that ``--fit`` names: a size, or the GPU of a name.
+    """Return the bytes that ``--fit`` names: a size, or the GPU of a name. A GiB counts as a GB, see `roofline.gpus`.
 
     Parameters
     ----------
@@ -73,8 +73,8 @@ def memory_of(text: str, arch: str | None) -> int:
     """
     size = _SIZE.fullmatch(text.strip())
     if size is not None:
-        number, unit, binary = size.groups()
-        return int(float(number) * _UNITS[unit.lower()][bool(binary)])
+        number, unit = size.groups()
+        return int(float(number) * _UNITS[unit.lower()])
     gpu = GPUS.get(text)
     if gpu is None:
         raise UsageError(f"--fit {text[:80]!r}: expected memory, such as 24GB, or one of {', '.join(GPUS)}")
@@ -105,15 +105,18 @@ def fit(options: BuildOptions, memory_bytes: int, config_of: ConfigOf) -> Fitted
     UsageError
         If the build does not fit with all of them; the message says what would.
     """
-    plain, peak = replace(options, fit=None), _Peaks(memory_bytes, config_of)
-    peak.known[plain] = peak.of(config_of(plain))  # with its own errors
-    chosen = _needed(plain, memory_bytes, peak)
+    plain = replace(options, fit=None)
+    config = config_of(plain)  # with its own errors
+    room = room_of(memory_bytes, config.target.device)
+    peak = _Peaks(room, config_of)
+    peak.known[plain] = peak.of(config)
+    chosen = _needed(plain, room, peak)
     if not peak.fits(_with(plain, chosen)):
-        raise UsageError(_refusal(options, memory_bytes, chosen, peak))
+        raise UsageError(_refusal(options, room, chosen, peak))
     if not _asked(plain, RESIDENT) and not any("offload_cache" in saving.fields for saving in chosen):
         chosen = (*chosen, RESIDENT) if peak.fits(_with(plain, (*chosen, RESIDENT))) else chosen
     found = _with(plain, chosen)
-    notes = [f"--fit {options.fit}: {_known(peak(found)) / 1e9:.1f} of {memory_bytes / 1e9:.1f} GB"]
+    notes = [f"--fit {options.fit}: {_known(peak(found)) / 1e9:.1f} of {room / 1e9:.1f} GB"]
     notes += [f"--fit adds {saving.option}: {saving.costs}" for saving in chosen]
     return Fitted(found, _known(peak(found)), tuple(notes))
 
@@ -128,8 +131,10 @@ def what_fits(options: BuildOptions, memory_bytes: int, config_of: ConfigOf) -> 
         At most one entry: ``options`` to add, as the command line spells them, and the build's ``peak_bytes`` with
         them. Empty if nothing is enough.
     """
-    plain, peak = replace(options, fit=None), _Peaks(memory_bytes, config_of)
-    chosen = _needed(plain, memory_bytes, peak)
+    plain = replace(options, fit=None)
+    room = room_of(memory_bytes, config_of(plain).target.device)
+    peak = _Peaks(room, config_of)
+    chosen = _needed(plain, room, peak)
     words, found = [saving.option for saving in chosen], _with(plain, chosen)
     if not peak.fits(found):
         smaller = _first_smaller(options, found, peak)
@@ -142,9 +147,9 @@ def what_fits(options: BuildOptions, memory_bytes: int, config_of: ConfigOf) -> 
 class _Peaks:
     """The bytes of builds, each computed once; None for a build that cannot have its options."""
 
-    def __init__(self, memory_bytes: int, config_of: ConfigOf) -> None:
+    def __init__(self, room: int, config_of: ConfigOf) -> None:
         self.known: dict[BuildOptions, int | None] = {}
-        self._memory_bytes, self._config_of = memory_bytes, config_of
+        self._room, self._config_of = room, config_of
 
     def __call__(self, options: BuildOptions) -> int | None:
         if options not in self.known:
@@ -157,19 +162,19 @@ class _Peaks:
         return self.known[options]
 
     def of(self, config: VideoBuild) -> int:
-        return int(memory_report(config, self._memory_bytes, Work.of(config))["peak_bytes"])
+        return int(memory_report(config, self._room, Work.of(config))["peak_bytes"])
 
     def fits(self, options: BuildOptions) -> bool:
         peak_bytes = self(options)
-        return peak_bytes is not None and peak_bytes <= self._memory_bytes
+        return peak_bytes is not None and peak_bytes <= self._room
 
 
-def _needed(plain: BuildOptions, memory_bytes: int, peak: _Peaks) -> tuple[Saving, ...]:
+def _needed(plain: BuildOptions, room: int, peak: _Peaks) -> tuple[Saving, ...]:
     """Return the savings with which a build fits; all that save something, if it does not."""
     chosen: tuple[Saving, ...] = ()
     least = _known(peak(plain))
     for saving in (saving for saving in SAVINGS if not _asked(plain, saving)):
-        if least <= memory_bytes:
+        if least <= room:
             break
         bytes_with = peak(_with(plain, (*chosen, saving)))
         if bytes_with is not None and bytes_with < least:
@@ -180,13 +185,13 @@ def _needed(plain: BuildOptions, memory_bytes: int, peak: _Peaks) -> tuple[Savin
     return chosen
 
 
-def _refusal(options: BuildOptions, memory_bytes: int, chosen: Sequence[Saving], peak: _Peaks) -> str:
+def _refusal(options: BuildOptions, room: int, chosen: Sequence[Saving], peak: _Peaks) -> str:
     """Return the sentence on a build that does not fit, with the first smaller one that does."""
     smallest = _with(replace(options, fit=None), chosen)
     with_all = f" with {', '.join(saving.option for saving in chosen)}" if chosen else ""
     missing = (
         f"--fit {options.fit}: this build needs {_known(peak(smallest)) / 1e9:.1f} GB{with_all}, and there are "
-        f"{memory_bytes / 1e9:.1f}"
+        f"{room / 1e9:.1f}"
     )
     smaller = _first_smaller(options, smallest, peak)
     if smaller is None:

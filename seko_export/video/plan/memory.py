@@ -18,7 +18,7 @@ from seko_export.media.pieces import (
     VAE_ENCODER_WEIGHTS,
     VAE_WEIGHTS,
 )
-from seko_export.roofline.gpus import CUBLAS_WORKSPACE
+from seko_export.roofline.gpus import CUBLAS_WORKSPACE, room_of
 from seko_export.roofline.work import Work, weight_sizes
 from seko_export.video.plan.offload import home_bytes, host_weights, seat_bytes
 from seko_runtime.format.manifest import Buffer
@@ -36,6 +36,7 @@ def memory_report(config: VideoBuild, memory_bytes: int, work: Work) -> dict[str
     once, each = rows_bytes(config, work)
     fixed, session = sum(weights.values()) + sum(once.values()), sum(each.values())
     peak = fixed + session * (1 if config.workload.pool is None else config.workload.pool.sessions)
+    room = room_of(memory_bytes, config.target.device)
     # An artifact of several ranks has one open session or pool at a time.
     most = 1 if config.target.ranks > 1 and config.workload.pool is None else sys.maxsize
     return {
@@ -44,8 +45,8 @@ def memory_report(config: VideoBuild, memory_bytes: int, work: Work) -> dict[str
         "session_bytes": each,
         "peak_bytes": peak,
         "memory_bytes": memory_bytes,
-        "fits": peak <= memory_bytes,
-        "sessions_fit": min(most, max(0, (memory_bytes - fixed) // session)),
+        "fits": peak <= room,
+        "sessions_fit": min(most, max(0, (room - fixed) // session)),
         "host_bytes": config.target.ranks * home_bytes(config),
         "host_weight_bytes": sum(host_weights(work.pieces).values()),
     }
