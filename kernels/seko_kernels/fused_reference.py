@@ -420,15 +420,4 @@ def of_frames(modulation: Tensor, layer_modulation: Tensor, which: int, tokens: 
 
 def fp8_linear(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor) -> Tensor:
     """Return ``(x * x_scale) @ (weight * weight_scale).T + bias`` as float32, from e4m3 ``[M, K]`` and ``[N, K]``."""
-    return finished(sums_of_products(x, weight), x_scale, weight_scale, bias)
-
-
-def sums_of_products(x: Tensor, weight: Tensor) -> Tensor:
-    """Return ``x @ weight.T`` as float32, from e4m3 ``[M, K]`` and ``[N, K]``."""
-    return x.float() @ weight.float().T
-
-
-def finished(values: Tensor, row_scale: Tensor, column_scale: Tensor, bias: Tensor) -> Tensor:
-    """Return ``values * row_scale * column_scale.T + bias`` as float32, for values ``[..., N]``, scales ``[M, 1]`` and
-    ``[N, 1]``."""
-    return values.float() * row_scale.view(*values.shape[:-1], 1) * column_scale.flatten() + bias.float()
+    return (x.float() @ weight.float().T) * x_scale * weight_scale.T + bias.float()

@@ -1,5 +1,5 @@
-"""Matmuls of linear layers: matmuls in fp8, and a matmul with GELU behind it. The fp8 matmuls are `torch._scaled_mm` on
-CUDA, and the reference on a CPU."""
+"""Matmuls of linear layers: a matmul in fp8, and a matmul with GELU behind it. The fp8 matmul is `torch._scaled_mm`
+with row scales on CUDA, and the reference on a CPU."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import has_stand_ins, takes_kernels
-from seko_kernels.rows import Rows, Unscaled
+from seko_kernels.rows import Rows
 
 MATRIX_UNIT = 16  # both sides of an fp8 matrix must be multiples of this
 ROW_SCALED_TILE = 128  # rows and columns of cuBLAS's tiles for matmuls with row scales
-LEAST_FILLED = 0.8  # least share of a GPU's waves that such tiles must fill
+LEAST_IDLE = 1500  # idle share of a GPU's waves of such tiles, times the inner size
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,57 +71,6 @@ def fp8_linear(rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, d
     KernelsError
         If a tensor has another shape, dtype or layout than documented here, or the GPU has no fp8 numbers.
     """
-    batch, tokens, inner, outer = _checked(rows, weight, weight_scale, bias, dtype)
-    x = rows.values.view(batch * tokens, inner)
-    if takes_kernels(x, rows.scale, weight, weight_scale, bias):
-        expect_fp8(x.device)
-        if _idles(batch * tokens, outer, x.device):
-            return fp8_unscaled(rows, weight, weight_scale, bias, dtype).finished().to(dtype)
-        y = torch._scaled_mm(
-            x,
-            weight.t(),
-            scale_a=rows.scale,
-            scale_b=weight_scale.t(),
-            bias=bias,
-            out_dtype=dtype,
-            use_fast_accum=True,
-        )
-    else:
-        y = fused_reference.fp8_linear(x, rows.scale, weight, weight_scale, bias).to(dtype)
-    return y.view(batch, tokens, outer)
-
-
-def fp8_unscaled(
-    rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, dtype: torch.dtype
-) -> Unscaled:
-    """Return what `fp8_linear` does, with scales and bias left to the op that reads it.
-
-    On Hopper cuBLAS has tiles of one size for matmuls with row scales, and of a dozen for those without, of which one
-    fills the GPU's last wave better. The parameters are those of `fp8_linear`.
-    """
-    batch, tokens, inner, outer = _checked(rows, weight, weight_scale, bias, dtype)
-    x = rows.values.view(batch * tokens, inner)
-    if takes_kernels(x, rows.scale, weight, weight_scale, bias):
-        expect_fp8(x.device)
-        one = rows.scale.new_ones(())
-        y = torch._scaled_mm(x, weight.t(), one, one, out_dtype=dtype, use_fast_accum=True)
-    else:
-        y = fused_reference.sums_of_products(x, weight).to(dtype)
-    return Unscaled(y.view(batch, tokens, outer), rows.scale, weight_scale, bias)
-
-
-def _idles(rows: int, columns: int, device: torch.device) -> bool:
-    """Whether so much of a GPU idles in the last wave of a matmul with row scales that a matmul without is faster, with
-    another launch that finishes it."""
-    tiles = -(-rows // ROW_SCALED_TILE) * -(-columns // ROW_SCALED_TILE)
-    slots = torch.cuda.get_device_properties(device).multi_processor_count
-    return tiles < LEAST_FILLED * slots * -(-tiles // slots)
-
-
-def _checked(
-    rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, dtype: torch.dtype
-) -> tuple[int, int, int, int]:
-    """Check the arguments of an fp8 matmul; return its batch, tokens, and sizes of input and output."""
     expect_dims("rows", rows.values, 3, "[batch, tokens, in]")
     batch, tokens, inner = rows.values.shape
     outer = weight.shape[0]
@@ -130,7 +79,35 @@ def _checked(
     expect("weight", weight, (outer, inner), FP8)
     expect("weight_scale", weight_scale, (outer, 1), torch.float32)
     expect("bias", bias, (outer,), dtype)
-    return batch, tokens, inner, outer
+    x = rows.values.view(batch * tokens, inner)
+    if takes_kernels(x, rows.scale, weight, weight_scale, bias):
+        expect_fp8(x.device)
+        factors = (x, weight.t())
+        if _idles(batch * tokens, outer, inner, x.device):
+            one = rows.scale.new_ones(())
+            sums = torch._scaled_mm(*factors, one, one, out_dtype=dtype, use_fast_accum=True)
+            y = (sums.float() * rows.scale * weight_scale.t() + bias.float()).to(dtype)
+        else:
+            scales = (rows.scale, weight_scale.t())
+            y = torch._scaled_mm(*factors, *scales, bias=bias, out_dtype=dtype, use_fast_accum=True)
+    else:
+        y = fused_reference.fp8_linear(x, rows.scale, weight, weight_scale, bias).to(dtype)
+    return y.view(batch, tokens, outer)
+
+
+def _idles(rows: int, columns: int, inner: int, device: torch.device) -> bool:
+    """Whether a matmul with row scales leaves so much of a GPU idle that one without is faster, together with the
+    launch that scales its result.
+
+    On Hopper cuBLAS has tiles of one size for matmuls with row scales, and of a dozen for those without, of which one
+    fills the last wave. The second takes 45 us where the first takes 64 (H200, 2,160 rows, 8,960 to 1,536 channels),
+    127 for 163 (1,170 rows, 13,824 to 5,120), 92 for 105 (4,680 rows, 8,960 to 1,536); then the result is read and
+    written once more, so that only a long sum gains.
+    """
+    tiles = -(-rows // ROW_SCALED_TILE) * -(-columns // ROW_SCALED_TILE)
+    slots = torch.cuda.get_device_properties(device).multi_processor_count
+    waves = -(-tiles // slots)
+    return (1 - tiles / (slots * waves)) * inner >= LEAST_IDLE
 
 
 def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

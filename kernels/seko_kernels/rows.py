@@ -49,30 +49,6 @@ class Rows(NamedTuple):
     scale: Tensor
 
 
-class Unscaled(NamedTuple):
-    """A linear layer in fp8 before scales and bias, which the op that reads it applies;
-    `matmul.fp8_unscaled` makes it.
-
-    Parameters
-    ----------
-    values : Tensor
-        Sums of products of e4m3 numbers, ``[B, T, out]`` of the model's dtype.
-    row_scale, column_scale : Tensor
-        Scales of the activations' rows ``[B * T, 1]`` and of the weight's ``[out, 1]``, float32.
-    bias : Tensor
-        Bias of the layer, ``[out]`` of the model's dtype.
-    """
-
-    values: Tensor
-    row_scale: Tensor
-    column_scale: Tensor
-    bias: Tensor
-
-    def finished(self) -> Tensor:
-        """Return the linear layer's result, ``[B, T, out]`` float32."""
-        return fused_reference.finished(self.values, self.row_scale, self.column_scale, self.bias)
-
-
 class Modulation(NamedTuple):
     """Shift, scale and gate vectors of a layer: six vectors for each latent frame, to which the layer's own six vectors
     are added.
@@ -90,23 +66,14 @@ class Modulation(NamedTuple):
 
 
 def residual_norm_modulate(
-    x: Tensor,
-    y: Tensor | Unscaled,
-    modulation: Modulation,
-    shift_at: int,
-    scale_at: int,
-    eps: float,
-    *,
-    fp8: bool,
+    x: Tensor, y: Tensor, modulation: Modulation, shift_at: int, scale_at: int, eps: float, *, fp8: bool
 ) -> tuple[Tensor, Rows]:
     """Return the residual sum ``hidden = x + y`` and the modulated norm ``layer_norm(hidden) * (1 + scale) + shift``.
 
     Parameters
     ----------
-    x : Tensor
-        First term of the residual sum, ``[B, T, d]`` float32 or bfloat16, contiguous.
-    y : Tensor or Unscaled
-        Second term, likewise, or the matmul whose result it is.
+    x, y : Tensor
+        The two terms of the residual sum, ``[B, T, d]`` float32 or bfloat16, contiguous.
     modulation : Modulation
         Shift, scale and gate vectors of this layer.
     shift_at, scale_at : int
@@ -132,7 +99,7 @@ def residual_norm_modulate(
 
 def gated_residual_norm_modulate(
     x: Tensor,
-    y: Tensor | Unscaled,
+    y: Tensor,
     before: Tensor,
     gate_at: int,
     modulation: Modulation,
@@ -162,7 +129,7 @@ def gated_residual_norm_modulate(
 
 def gated_residual_norm(
     x: Tensor,
-    y: Tensor | Unscaled,
+    y: Tensor,
     modulation: Modulation,
     gate_at: int,
     weight: Tensor,
@@ -178,7 +145,7 @@ def gated_residual_norm(
     return _row_norm(x, y, modulation, affine=(weight, bias), gate_at=gate_at, eps=eps, fp8=fp8)
 
 
-def gated_residual(x: Tensor, y: Tensor | Unscaled, modulation: Modulation, gate_at: int) -> Tensor:
+def gated_residual(x: Tensor, y: Tensor, modulation: Modulation, gate_at: int) -> Tensor:
     """Return the gated residual sum ``x + y * gate`` in x's dtype, computed in float32."""
     return _row_norm(x, y, modulation, gate_at=gate_at, fp8=False)[0]
 
@@ -201,37 +168,20 @@ def quantise_row_shares(shares: Tensor) -> Rows:
     return Rows(values.view(x.shape), scale)
 
 
-def gelu_quantise(x: Tensor | Unscaled) -> Rows:
-    """Return GELU (tanh form) as fp8 with row scales: of ``[B, T, width]`` float32 or bfloat16, contiguous, or of a
-    matmul."""
-    read, finish = _parts(x)
-    expect_dims("x", read, 3, "[batch, tokens, width]")
-    expect("x", read, tuple(read.shape), *FLOAT_DTYPES)
-    if takes_kernels(read, *finish):
-        expect_fp8(read.device)
-        return Rows(*_row_gelu_cuda(read, *(finish or (None, None, None))))
-    whole = x.finished() if isinstance(x, Unscaled) else x
-    values, scale = fused_reference.gelu_quantise(whole.flatten(0, 1))
-    return Rows(values.view(read.shape), scale)
-
-
-def _parts(y: Tensor | Unscaled) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the tensor ``[B, T, d]`` that an op reads, and the scales and bias that finish it, checked; none for a
-    finished one."""
-    if not isinstance(y, Unscaled):
-        return y, ()
-    values, row_scale, column_scale, bias = y
-    expect_dims("unscaled", values, 3, "[batch, tokens, width]")
-    batch, tokens, width = values.shape
-    expect("unscaled row_scale", row_scale, (batch * tokens, 1), torch.float32)
-    expect("unscaled column_scale", column_scale, (width, 1), torch.float32)
-    expect("unscaled bias", bias, (width,), values.dtype)
-    return values, (row_scale, column_scale, bias)
+def gelu_quantise(x: Tensor) -> Rows:
+    """Return GELU (tanh form) of `x`, ``[B, T, width]`` float32 or bfloat16, contiguous, as fp8 with row scales."""
+    expect_dims("x", x, 3, "[batch, tokens, width]")
+    expect("x", x, tuple(x.shape), *FLOAT_DTYPES)
+    if takes_kernels(x):
+        expect_fp8(x.device)
+        return Rows(*_row_gelu_cuda(x))
+    values, scale = fused_reference.gelu_quantise(x.flatten(0, 1))
+    return Rows(values.view(x.shape), scale)
 
 
 def _row_norm(
     x: Tensor,
-    y: Tensor | Unscaled | None = None,
+    y: Tensor | None = None,
     modulation: Modulation | None = None,
     *,
     affine: tuple[Tensor, Tensor] | None = None,
@@ -250,11 +200,10 @@ def _row_norm(
     expect_dims("x", x, 3, "[batch, tokens, width]")
     batch, tokens, width = x.shape
     expect("x", x, (batch, tokens, width), *FLOAT_DTYPES)
-    added, finish = (None, ()) if y is None else _parts(y)
-    tensors = [x, *finish]
-    if added is not None:
-        expect("y", added, (batch, tokens, width), x.dtype)
-        tensors.append(added)
+    tensors = [x]
+    if y is not None:
+        expect("y", y, (batch, tokens, width), x.dtype)
+        tensors.append(y)
     if modulation is not None:
         frames = modulation.frames.shape[1]
         expect("modulation.frames", modulation.frames, (batch, frames, 6, width), torch.float32)
@@ -276,8 +225,7 @@ def _row_norm(
             expect_fp8(x.device)
         hidden, values, scale = _row_norm_cuda(
             x,
-            added,
-            *(finish or (None, None, None)),
+            y,
             None if modulation is None else modulation.frames,
             None if modulation is None else modulation.layer,
             before,
@@ -299,8 +247,7 @@ def _row_norm(
 
     hidden = x
     if y is not None:
-        step = y.finished() if isinstance(y, Unscaled) else y.float()
-        step = step * row(gate_at, before) if gate_at >= 0 else step
+        step = y.float() * row(gate_at, before) if gate_at >= 0 else y.float()
         hidden = (x.float() + step).to(x.dtype)
     normed = hidden.float()
     if affine is not None:
@@ -317,9 +264,6 @@ def _row_norm(
 def _row_norm_cuda(
     x: Tensor,
     y: Tensor | None,
-    y_row_scale: Tensor | None,
-    y_column_scale: Tensor | None,
-    y_bias: Tensor | None,
     frames_modulation: Tensor | None,
     layer_modulation: Tensor | None,
     before_modulation: Tensor | None,
@@ -344,9 +288,6 @@ def _row_norm_cuda(
     wrap_triton(row_norm_kernel)[(batch * tokens // tiles.rows,)](
         x,
         x if y is None else y,
-        x if y_row_scale is None else y_row_scale,
-        x if y_column_scale is None else y_column_scale,
-        x if y_bias is None else y_bias,
         x if frames_modulation is None else frames_modulation,
         x if layer_modulation is None else layer_modulation,
         next(
@@ -361,7 +302,6 @@ def _row_norm_cuda(
         WIDTH=width,
         FRAME_TOKENS=frame_tokens,
         ADD=add,
-        UNSCALED=y_row_scale is not None,
         NORM=norm,
         QUANTISE=fp8,
         GATE_AT=gate_at,
@@ -385,14 +325,13 @@ def _row_shares_cuda(shares: Tensor) -> tuple[Tensor, Tensor]:
     tiles = row_tiles(width, tokens, NORM_NONE)
     # Arguments that this variant does not read still need a tensor.
     wrap_triton(row_norm_kernel)[(batch * tokens,)](
-        *[shares] * 11,
+        *[shares] * 8,
         values,
         scale,
         EPS=0.0,
         WIDTH=width,
         FRAME_TOKENS=tokens,
         ADD=ADD_NONE,
-        UNSCALED=False,
         NORM=NORM_NONE,
         QUANTISE=True,
         GATE_AT=LEFT_OUT,
@@ -408,25 +347,19 @@ def _row_shares_cuda(shares: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @kernel_op("seko::row_gelu", mutates_args=())
-def _row_gelu_cuda(
-    x: Tensor, row_scale: Tensor | None, column_scale: Tensor | None, bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _row_gelu_cuda(x: Tensor) -> tuple[Tensor, Tensor]:
     batch, tokens, width = x.shape
     values = torch.empty(x.shape, dtype=FP8, device=x.device)
     scale = torch.empty((batch * tokens, 1), dtype=torch.float32, device=x.device)
     parts = gelu_parts(width)
     wrap_triton(row_gelu_kernel)[(batch * tokens,)](
         x,
-        x if row_scale is None else row_scale,
-        x if column_scale is None else column_scale,
-        x if bias is None else bias,
         values,
         scale,
         WIDTH=width,
         PART_0=parts[0],
         PART_1=parts[1],
         PART_2=parts[2],
-        UNSCALED=row_scale is not None,
         INTEGER=False,
         num_warps=gelu_warps(width),
     )

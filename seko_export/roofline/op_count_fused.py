@@ -22,7 +22,7 @@ from seko_export.roofline.kinds import BF16_ATTENTION, FP8_ATTENTION, FP8_EXPAND
 from seko_kernels.attention import OwnTokens
 from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8
-from seko_kernels.rows import Rows, Unscaled
+from seko_kernels.rows import Rows
 from seko_kernels.scratch import fp8_expand
 from seko_kernels.sparse_past import QUERY_TILE, PastLayout, query_tiles
 from seko_kernels.tuned import AttentionTiles
@@ -186,9 +186,9 @@ class CountedOps(LayerOps):
         """Whether a Hopper GPU has the kernel."""
         return q.shape[-1] == BF16.head_dim
 
-    def quantise_rows(self, x: Tensor | Unscaled) -> Rows:
+    def quantise_rows(self, x: Tensor) -> Rows:
         """Count the cost of `rows.quantise_rows`, or of `rows.gelu_quantise`."""
-        return self._rows(x.values if isinstance(x, Unscaled) else x, tensors_of(x), fp8=True)[1]
+        return self._rows(x, [x], fp8=True)[1]
 
     gelu_quantise = quantise_rows
 
@@ -210,13 +210,6 @@ class CountedOps(LayerOps):
         flops = 2 * rows.values.numel() * weight.shape[0]
         self._record(FP8_MATMUL, [*rows, weight, weight_scale, bias], [out], flops=flops)
         return out
-
-    def fp8_unscaled(
-        self, rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, dtype: torch.dtype
-    ) -> Unscaled:
-        """Count the cost of `matmul.fp8_unscaled`, which is that of `fp8_linear`."""
-        out = self.fp8_linear(rows, weight, weight_scale, bias, dtype)
-        return Unscaled(out, rows.scale, weight_scale, bias)
 
     def _rows(
         self, x: Tensor, ins: Sequence[Tensor], *, fp8: bool, hidden: bool = False

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from seko_kernels.fused_reference import FP8
 from seko_kernels.qk_norm_rope import PLAIN_KEYS, qk_norm_rope, qk_norm_rope_shares
-from seko_kernels.rows import Unscaled, gelu_quantise, quantise_row_shares
+from seko_kernels.rows import gelu_quantise, quantise_row_shares
 from seko_kernels.triton.qk_norm_rope import qk_norm_rope_kernel
 from seko_kernels.triton.row_gelu import gelu_parts, row_gelu_kernel
 from seko_kernels.triton.row_norm import ADD_NONE, NORM_NONE, row_norm_kernel, row_tiles
@@ -80,13 +80,12 @@ def test_rows_in_parts_are_quantised_as_whole_rows(sources: int, own: int) -> No
     ours, our_scale = torch.zeros(6, sources * own).to(FP8), torch.full((6, 1), float("nan"))
     tiles = row_tiles(sources * own, 3, NORM_NONE)
     row_norm_kernel[(6,)](
-        *[parts] * 11,
+        *[parts] * 8,
         *(ours, our_scale),
         EPS=0.0,
         WIDTH=sources * own,
         FRAME_TOKENS=3,
         ADD=ADD_NONE,
-        UNSCALED=False,
         NORM=NORM_NONE,
         QUANTISE=True,
         GATE_AT=-1,
@@ -124,15 +123,13 @@ def test_row_kernel_agrees_with_the_reference(variant: Variant, width: int) -> N
         ours[1] = ours[1].to(FP8)
     tiles = row_tiles(width, frame_tokens, variant.norm)
     row_norm_kernel[(rows // tiles.rows,)](
-        *(inputs.x, inputs.unscaled.values if variant.unscaled else inputs.y, *inputs.unscaled[1:]),
-        *(inputs.modulation.frames, inputs.modulation.layer),
+        *(inputs.x, inputs.y, inputs.modulation.frames, inputs.modulation.layer),
         *(inputs.before if variant.spans_layers else inputs.modulation.layer, inputs.weight, inputs.bias),
         *ours,
         EPS=EPS,
         WIDTH=width,
         FRAME_TOKENS=frame_tokens,
         ADD=variant.add,
-        UNSCALED=variant.unscaled,
         NORM=variant.norm,
         QUANTISE=variant.fp8,
         GATE_AT=variant.gate_at,
@@ -154,24 +151,17 @@ def test_row_kernel_agrees_with_the_reference(variant: Variant, width: int) -> N
         assert torch.equal(ours[2], scale)
 
 
-@pytest.mark.parametrize(("width", "unscaled"), [(100, False), (896, True), (1382, False), (1382, True)])
-def test_gelu_agrees_with_the_reference(width: int, unscaled: bool) -> None:
+@pytest.mark.parametrize("width", [100, 896, 1382])
+def test_gelu_agrees_with_the_reference(width: int) -> None:
     torch.manual_seed(width)
     x = torch.randn(1, 9, width) * torch.exp(torch.randn(9, 1) * 2)
     x[0, 3] = 0
     x[0, 4, 5] = 300
-    finish = (torch.rand(9, 1), torch.rand(width, 1), torch.randn(width))
-    values, scale = gelu_quantise(Unscaled(x, *finish) if unscaled else x)
+    values, scale = gelu_quantise(x)
     ours, our_scale = torch.zeros(9, width).to(FP8), torch.full((9, 1), float("nan"))
     parts = gelu_parts(width)
     row_gelu_kernel[(9,)](
-        *(x, *finish, ours, our_scale),
-        WIDTH=width,
-        PART_0=parts[0],
-        PART_1=parts[1],
-        PART_2=parts[2],
-        UNSCALED=unscaled,
-        INTEGER=True,
+        x, ours, our_scale, WIDTH=width, PART_0=parts[0], PART_1=parts[1], PART_2=parts[2], INTEGER=True
     )
     near(our_scale, scale)
     near(ours, values[0])

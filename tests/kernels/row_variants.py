@@ -9,7 +9,6 @@ from torch import Tensor
 
 from seko_kernels.rows import (
     Modulation,
-    Unscaled,
     gated_residual,
     gated_residual_norm,
     gated_residual_norm_modulate,
@@ -39,7 +38,6 @@ class Variant:
     gate_at: int = -1
     shift_at: int = -1
     scale_at: int = -1
-    unscaled: bool = False  # what is added is a matmul without scales and bias
     exact: bool = False  # nothing but a quantisation: bytes are equal
 
     @property
@@ -48,7 +46,7 @@ class Variant:
         return self.gate_at >= 0 and self.scale_at >= 0
 
     def __str__(self) -> str:
-        return f"{self.op}{'-unscaled' if self.unscaled else ''}{'-fp8' if self.fp8 else ''}"
+        return f"{self.op}{'-fp8' if self.fp8 else ''}"
 
 
 VARIANTS = [
@@ -59,11 +57,7 @@ VARIANTS = [
             "gated_residual_norm_modulate", fp8, ADD_GATED, NORM_MODULATED, gate_at=5, shift_at=0, scale_at=1
         ),
         Variant("gated_residual_norm", fp8, ADD_GATED, NORM_AFFINE, gate_at=2),
-        Variant("gated_residual_norm", fp8, ADD_GATED, NORM_AFFINE, gate_at=2, unscaled=True),
         Variant("residual_norm_modulate", fp8, ADD_PLAIN, NORM_MODULATED, shift_at=3, scale_at=4),
-        Variant(
-            "residual_norm_modulate", fp8, ADD_PLAIN, NORM_MODULATED, shift_at=3, scale_at=4, unscaled=True
-        ),
         Variant("quantise_rows", True, exact=True)
         if fp8
         else Variant("gated_residual", False, ADD_GATED, gate_at=5),
@@ -77,20 +71,15 @@ class RowInputs:
 
     x: Tensor
     y: Tensor
-    unscaled: Unscaled  # in place of y
     before: Tensor  # the gate's layer's, where that is another one
     modulation: Modulation
     weight: Tensor
     bias: Tensor
 
-    def added(self, variant: Variant) -> Tensor | Unscaled:
-        return self.unscaled if variant.unscaled else self.y
-
     def cuda(self) -> RowInputs:
         return RowInputs(
             self.x.cuda(),
             self.y.cuda(),
-            Unscaled(*(part.cuda() for part in self.unscaled)),
             self.before.cuda(),
             Modulation(self.modulation.frames.cuda(), self.modulation.layer.cuda()),
             self.weight.cuda(),
@@ -109,10 +98,7 @@ def row_inputs(batch: int, frames: int, frame_tokens: int, width: int, dtype: to
     y[0, 1] = 0
     modulation = Modulation(torch.randn(batch, frames, 6, width) * 0.3, torch.randn(6, width) * 0.3)
     weight, bias, before = 1 + 0.2 * torch.randn(width), torch.randn(width), torch.randn(6, width) * 0.3
-    # As e4m3 products are: large sums, scales that differ by rows and columns.
-    scales = (torch.exp(torch.randn(batch * shape[1], 1)) * 1e-3, torch.exp(torch.randn(width, 1)) * 1e-3)
-    unscaled = Unscaled((1e6 * torch.randn(shape)).to(dtype), *scales, torch.randn(width).to(dtype))
-    return RowInputs(x.to(dtype), y.to(dtype), unscaled, before, modulation, weight, bias)
+    return RowInputs(x.to(dtype), y.to(dtype), before, modulation, weight, bias)
 
 
 def run(variant: Variant, inputs: RowInputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,17 +107,17 @@ def run(variant: Variant, inputs: RowInputs) -> tuple[Tensor, Tensor, Tensor]:
     if variant.op == "gated_residual_norm_modulate":
         at = (variant.shift_at, variant.scale_at, EPS)
         hidden, rows = gated_residual_norm_modulate(
-            i.x, i.added(variant), i.before, variant.gate_at, i.modulation, *at, fp8=variant.fp8
+            i.x, i.y, i.before, variant.gate_at, i.modulation, *at, fp8=variant.fp8
         )
         return hidden, *rows
     if variant.op == "gated_residual_norm":
         hidden, rows = gated_residual_norm(
-            i.x, i.added(variant), i.modulation, variant.gate_at, i.weight, i.bias, EPS, fp8=variant.fp8
+            i.x, i.y, i.modulation, variant.gate_at, i.weight, i.bias, EPS, fp8=variant.fp8
         )
         return hidden, *rows
     if variant.op == "residual_norm_modulate":
         hidden, rows = residual_norm_modulate(
-            i.x, i.added(variant), i.modulation, variant.shift_at, variant.scale_at, EPS, fp8=variant.fp8
+            i.x, i.y, i.modulation, variant.shift_at, variant.scale_at, EPS, fp8=variant.fp8
         )
         return hidden, *rows
     if variant.op == "gated_residual":

@@ -186,29 +186,31 @@ def test_rows(launches: Launches, op: Callable[[bool], Any], written: list[str],
 
 
 @pytest.mark.parametrize(
-    ("tokens", "outer", "idles"),
+    ("tokens", "inner", "outer", "idles"),
     [
-        (4680, 1536, False),
-        (2160, 1536, True),  # 204 tiles: two waves for a little more than one and a half
-        (1170, 5120, True),
-        (1170, 15360, False),
-        (2340, 5120, False),
+        (4680, 1536, 1536, False),
+        (4680, 8960, 1536, False),
+        (2160, 1536, 1536, False),
+        (2160, 8960, 1536, True),  # 204 tiles: two waves for a little more than one and a half
+        (1170, 5120, 5120, False),
+        (1170, 13824, 5120, True),
+        (2340, 13824, 5120, False),
+        (4680, 13824, 5120, False),
     ],
 )
 def test_a_matmul_that_fills_its_last_wave_badly_is_scaled_afterwards(
-    tokens: int, outer: int, idles: bool, launches: Launches, monkeypatch: pytest.MonkeyPatch
+    tokens: int, inner: int, outer: int, idles: bool, launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_hopper(monkeypatch)
-    scales = []
-    scaled_mm = torch._scaled_mm
+    scales, scaled_mm = [], torch._scaled_mm
 
     def watched(x: Tensor, weight: Tensor, scale_a: Tensor, scale_b: Tensor, **named: Any) -> Tensor:
         scales.append((scale_a.numel(), scale_b.numel()))
         return scaled_mm(x, weight, scale_a, scale_b, **named)
 
     monkeypatch.setattr(torch, "_scaled_mm", watched)
-    rows = Rows(on_gpu(1, tokens, WIDTH, dtype=FP8), on_gpu(tokens, 1))
-    weight, scale = on_gpu(outer, WIDTH, dtype=FP8), on_gpu(outer, 1)
+    rows = Rows(on_gpu(1, tokens, inner, dtype=FP8), on_gpu(tokens, 1))
+    weight, scale = on_gpu(outer, inner, dtype=FP8), on_gpu(outer, 1)
     y = fp8_linear(rows, weight, scale, on_gpu(outer, dtype=torch.bfloat16), torch.bfloat16)
     assert (y.shape, y.dtype) == ((1, tokens, outer), torch.bfloat16)
     assert scales == [(1, 1) if idles else (tokens, outer)]

@@ -18,7 +18,6 @@ from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8, LEAST_ROW_SCALE, e4m3_rows
 from seko_kernels.rows import (
     Modulation,
-    Unscaled,
     gated_residual,
     gated_residual_norm_modulate,
     gelu_quantise,
@@ -39,12 +38,12 @@ def by_the_model(variant: Variant, inputs: RowInputs) -> tuple[Tensor, Tensor]:
     """Hidden and normed rows in float32 (hidden rounded), by the functions of the model."""
     i = inputs
     rows = (i.modulation.layer + i.modulation.frames).unsqueeze(3).unbind(2)  # six of [B, F, 1, d]
-    hidden, y = i.x, i.unscaled.finished() if variant.unscaled else i.y
+    hidden = i.x
     if variant.gate_at >= 0:
         gates = (i.before + i.modulation.frames).unsqueeze(3).unbind(2) if variant.spans_layers else rows
-        hidden = block.gated_residual(i.x, y, gates[variant.gate_at])
+        hidden = block.gated_residual(i.x, i.y, gates[variant.gate_at])
     elif variant.add:
-        hidden = (i.x + y).to(i.x.dtype)
+        hidden = i.x + i.y
     if variant.scale_at >= 0:
         normed = F.layer_norm(hidden.float(), hidden.shape[-1:], eps=EPS)
         return hidden, block.modulate(normed, rows[variant.shift_at], rows[variant.scale_at])
@@ -115,14 +114,6 @@ def test_gelu_is_torchs() -> None:
     assert torch.equal(scale, expected_scale)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gelu_of_a_matmul_is_that_of_its_result(dtype: torch.dtype) -> None:
-    unscaled = row_inputs(2, 3, 5, 96, dtype).unscaled
-    ours, expected = gelu_quantise(unscaled), gelu_quantise(unscaled.finished())
-    assert torch.equal(ours.values.view(torch.uint8), expected.values.view(torch.uint8))
-    assert torch.equal(ours.scale, expected.scale)
-
-
 def test_wrong_tensors_are_refused() -> None:
     inputs = row_inputs(2, 3, 5, 64, torch.float32)
     modulation = inputs.modulation
@@ -130,16 +121,6 @@ def test_wrong_tensors_are_refused() -> None:
         gated_residual(inputs.x, inputs.y[:, 1:], modulation, 2)
     with pytest.raises(KernelsError, match="y is"):
         gated_residual(inputs.x, inputs.y.bfloat16(), modulation, 2)
-    values, rows, columns, bias = inputs.unscaled
-    for wrong, said in (
-        (Unscaled(values, rows[1:], columns, bias), "row_scale has shape"),
-        (Unscaled(values, rows, columns.T, bias), "column_scale has shape"),
-        (Unscaled(values, rows, columns, bias.bfloat16()), "bias is"),
-    ):
-        with pytest.raises(KernelsError, match=said):
-            gated_residual(inputs.x, wrong, modulation, 2)
-        with pytest.raises(KernelsError, match=said):
-            gelu_quantise(wrong)
     with pytest.raises(KernelsError, match="rows 0 to 5"):
         gated_residual(inputs.x, inputs.y, modulation, 6)
     five, short = Modulation(modulation.frames, modulation.layer[:5]), inputs.x[:, :14].contiguous()
@@ -170,18 +151,17 @@ def test_kernels_compile_without_spills(
                 assert not {"LDL", "STL"} & set(opcodes), f"{kernel.__name__} spills with {constants}"
                 assert ("F2FP" in opcodes) or not fp8
 
-    for variant, width in itertools.product(VARIANTS[:1] + VARIANTS[7:11], (1536, 5120)):
+    for variant, width in itertools.product(VARIANTS[:1] + VARIANTS[5:6], (1536, 5120)):
         tiles = row_tiles(width, 1560, variant.norm)
         signature = {
-            **dict.fromkeys(("X", "Y", "Y_BIAS"), "*bf16"),
-            **dict.fromkeys(("Y_ROW_SCALE", "Y_COLUMN_SCALE"), "*fp32"),
+            **dict.fromkeys(("X", "Y"), "*bf16"),
             **dict.fromkeys(("MODULATION", "LAYER_MODULATION", "GATE_MODULATION", "WEIGHT", "BIAS"), "*fp32"),
             "HIDDEN": "*bf16",
             "OUT": "*fp8e4nv" if variant.fp8 else "*bf16",
             "OUT_SCALE": "*fp32",
         }
         constants = {"EPS": EPS, "WIDTH": width, "FRAME_TOKENS": 1560, "INTEGER": False}
-        constants |= {"SHARES": 1, "PLANE": 0, "UNSCALED": variant.unscaled}
+        constants |= {"SHARES": 1, "PLANE": 0}
         constants |= {"ADD": variant.add, "NORM": variant.norm, "QUANTISE": variant.fp8}
         constants |= {"GATE_AT": variant.gate_at, "SHIFT_AT": variant.shift_at, "SCALE_AT": variant.scale_at}
         check(row_norm_kernel, signature, constants | tiles.constants, tiles.warps, variant.fp8)
@@ -191,19 +171,16 @@ def test_kernels_compile_without_spills(
         "WIDTH": 5120,
         "FRAME_TOKENS": 1170,
         "INTEGER": False,
-        "UNSCALED": False,
         "SHARES": 4,
         "PLANE": 1170 * 1280,
     }
     tiles = row_tiles(5120, 1170, NORM_NONE)
     signature["OUT"] = "*fp8e4nv"
     check(row_norm_kernel, signature, shares | tiles.constants, tiles.warps, True)
-    signature = {"X": "*bf16", "X_ROW_SCALE": "*fp32", "X_COLUMN_SCALE": "*fp32", "X_BIAS": "*bf16"}
-    signature |= {"OUT": "*fp8e4nv", "OUT_SCALE": "*fp32"}
+    signature = {"X": "*bf16", "OUT": "*fp8e4nv", "OUT_SCALE": "*fp32"}
     parts = gelu_parts(13824)
     constants = {"WIDTH": 13824, "PART_0": parts[0], "PART_1": parts[1], "PART_2": parts[2], "INTEGER": False}
-    for unscaled in (False, True):
-        check(row_gelu_kernel, signature, constants | {"UNSCALED": unscaled}, gelu_warps(13824), True)
+    check(row_gelu_kernel, signature, constants, gelu_warps(13824), True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -233,8 +210,7 @@ def test_gpu_is_as_near_as_the_same_dtype_torch_computation(
     ours = [x.cpu() for x in run(variant, inputs.cuda())]
     same = run(variant, inputs)
     in_fp32 = RowInputs(
-        *(inputs.x.float(), inputs.y.float(), inputs.unscaled),
-        *(inputs.before, inputs.modulation, inputs.weight, inputs.bias),
+        inputs.x.float(), inputs.y.float(), inputs.before, inputs.modulation, inputs.weight, inputs.bias
     )
     true_hidden, truth = by_the_model(variant, in_fp32)
     if variant.add:
@@ -250,15 +226,14 @@ def test_gpu_is_as_near_as_the_same_dtype_torch_computation(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("unscaled", [False, True])
 @pytest.mark.parametrize("width", [8960, 13824, 100])
-def test_gpu_gelu_is_as_near_as_the_same_dtype_torch_computation(width: int, unscaled: bool) -> None:
-    inputs = row_inputs(1, 3, 130, width, torch.bfloat16)
-    x, on_gpu = (each.unscaled if unscaled else each.x for each in (inputs, inputs.cuda()))
-    whole = x.finished() if isinstance(x, Unscaled) else x.float()
-    truth = F.gelu(whole, approximate="tanh")[0]
+def test_gpu_gelu_is_as_near_as_the_same_dtype_torch_computation(width: int) -> None:
+    torch.manual_seed(width)
+    x = (torch.randn(1, 390, width) * torch.exp(torch.randn(390, 1))).bfloat16()
+    truth = F.gelu(x.float(), approximate="tanh")[0]
     mine, theirs = (
-        rows.values.cpu()[0].float() * rows.scale.cpu() for rows in (gelu_quantise(on_gpu), gelu_quantise(x))
+        rows.values.cpu()[0].float() * rows.scale.cpu()
+        for rows in (gelu_quantise(x.cuda()), gelu_quantise(x))
     )
     assert relative_error(mine, truth) <= 2 * relative_error(theirs, truth)
 

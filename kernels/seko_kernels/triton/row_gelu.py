@@ -41,21 +41,9 @@ def gelu_parts(width: int) -> tuple[int, int, int]:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _gelu(  # type: ignore[no-untyped-def]
-    SOURCE,
-    ROW_SCALE,
-    COLUMN_SCALE,
-    BIAS,
-    channel,
-    WIDTH: tl.constexpr,
-    UNSCALED: tl.constexpr,
-    INTEGER: tl.constexpr,
-):
+def _gelu(SOURCE, channel, WIDTH: tl.constexpr, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return GELU in fp32: ``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3)))`` as ``x / (1 + 2**(-2 log2(e) u))``."""
     x = tl.load(SOURCE + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
-    if UNSCALED:
-        by = tl.load(ROW_SCALE) * tl.load(COLUMN_SCALE + channel, mask=channel < WIDTH, other=0.0)
-        x = x * by + tl.load(BIAS + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
     u = x * (-2.302208198144325 + -0.10294323958002348 * (x * x))  # 2 sqrt(2/pi) log2(e), and 0.044715 of it
     if INTEGER:
         return x / (1.0 + tl.exp2(u))
@@ -71,16 +59,12 @@ def _gelu(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def row_gelu_kernel(  # type: ignore[no-untyped-def]
     X,
-    X_ROW_SCALE,
-    X_COLUMN_SCALE,
-    X_BIAS,
     OUT,
     OUT_SCALE,
     WIDTH: tl.constexpr,
     PART_0: tl.constexpr,
     PART_1: tl.constexpr,
     PART_2: tl.constexpr,
-    UNSCALED: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
     """Write the quantised GELU ``e4m3(gelu(x) / scale)`` and the scale of each row. A program of the GELU kernel
@@ -92,36 +76,27 @@ def row_gelu_kernel(  # type: ignore[no-untyped-def]
     ----------
     X : pointer to bf16 or fp32
         Rows of activations, ``[M, WIDTH]``, contiguous.
-    X_ROW_SCALE, X_COLUMN_SCALE, X_BIAS : pointer to fp32, fp32 and X's dtype
-        Read if UNSCALED: scales ``[M]`` and ``[WIDTH]`` and bias ``[WIDTH]``. The row is then ``X * X_ROW_SCALE *
-        X_COLUMN_SCALE + X_BIAS``.
     OUT : pointer to fp8
         Quantised rows, ``[M, WIDTH]``.
     OUT_SCALE : pointer to fp32
         Scale of each row, ``[M]``.
     WIDTH, PART_0, PART_1, PART_2 : constexpr int
         Number of values in a row, and the three numbers that `gelu_parts` returns for WIDTH.
-    UNSCALED, INTEGER : constexpr bool
-        UNSCALED: see X_ROW_SCALE. INTEGER: whether fp8 casts use integer operations; see `to_e4m3`.
+    INTEGER : constexpr bool
+        Whether fp8 casts use integer operations; see `to_e4m3`.
     """
     token = tl.program_id(0)
     start = token.to(tl.int64) * WIDTH
     channel_0 = tl.arange(0, PART_0)
-    gelu_0 = _gelu(
-        X + start, X_ROW_SCALE + token, X_COLUMN_SCALE, X_BIAS, channel_0, WIDTH, UNSCALED, INTEGER
-    )
+    gelu_0 = _gelu(X + start, channel_0, WIDTH, INTEGER)
     largest = tl.max(tl.abs(gelu_0), 0)
     if PART_1 > 0:
         channel_1 = PART_0 + tl.arange(0, PART_1)
-        gelu_1 = _gelu(
-            X + start, X_ROW_SCALE + token, X_COLUMN_SCALE, X_BIAS, channel_1, WIDTH, UNSCALED, INTEGER
-        )
+        gelu_1 = _gelu(X + start, channel_1, WIDTH, INTEGER)
         largest = tl.maximum(largest, tl.max(tl.abs(gelu_1), 0))
     if PART_2 > 0:
         channel_2 = PART_0 + PART_1 + tl.arange(0, PART_2)
-        gelu_2 = _gelu(
-            X + start, X_ROW_SCALE + token, X_COLUMN_SCALE, X_BIAS, channel_2, WIDTH, UNSCALED, INTEGER
-        )
+        gelu_2 = _gelu(X + start, channel_2, WIDTH, INTEGER)
         largest = tl.maximum(largest, tl.max(tl.abs(gelu_2), 0))
     scale, inverse = row_scale(largest)
     tl.store(OUT_SCALE + token, scale)

@@ -122,15 +122,6 @@ def _store(TARGET, x, part: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexp
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _times(row, by, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the product of two rows."""
-    product = ()
-    for part in tl.static_range(PARTS):
-        product += (row[part] * by[part],)
-    return product
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def _sum(row, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the sum over all parts of a row."""
     total = row[0]
@@ -143,9 +134,6 @@ def _sum(row, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
 def row_norm_kernel(  # type: ignore[no-untyped-def]
     X,
     Y,
-    Y_ROW_SCALE,
-    Y_COLUMN_SCALE,
-    Y_BIAS,
     MODULATION,
     LAYER_MODULATION,
     GATE_MODULATION,
@@ -158,7 +146,6 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     FRAME_TOKENS: tl.constexpr,
     ADD: tl.constexpr,
-    UNSCALED: tl.constexpr,
     NORM: tl.constexpr,
     QUANTISE: tl.constexpr,
     GATE_AT: tl.constexpr,
@@ -183,9 +170,6 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     X, Y : pointer to bf16 or fp32
         The two terms of the residual sum, ``[B * T, WIDTH]``, contiguous; Y is read if ADD is not 0. If SHARES is
         above 1, X is ``[SHARES, B * T, WIDTH / SHARES]``, and nothing is added.
-    Y_ROW_SCALE, Y_COLUMN_SCALE, Y_BIAS : pointer to fp32, fp32 and X's dtype
-        Read if UNSCALED: scales ``[B * T]`` and ``[WIDTH]`` and bias ``[WIDTH]``. The second term is then ``Y *
-        Y_ROW_SCALE * Y_COLUMN_SCALE + Y_BIAS``.
     MODULATION, LAYER_MODULATION, GATE_MODULATION : pointer to fp32
         Modulation of the frames ``[B, F, 6, WIDTH]``, of this layer ``[6, WIDTH]``, and of the layer with the gate
         ``[6, WIDTH]``. Shift and scale are rows SHIFT_AT and SCALE_AT of the sum of MODULATION and LAYER_MODULATION.
@@ -207,9 +191,9 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
         WIDTH / SHARES.
     ADD, NORM : constexpr int
         ADD selects the residual: none, plain or gated. NORM selects the norm: none, modulated or affine.
-    UNSCALED, QUANTISE, INTEGER : constexpr bool
-        UNSCALED: see Y_ROW_SCALE. QUANTISE: whether OUT is fp8 with a scale for each row. INTEGER: whether fp8 casts
-        use integer operations, see `to_e4m3`.
+    QUANTISE, INTEGER : constexpr bool
+        QUANTISE: whether OUT is fp8 with a scale for each row. INTEGER: whether fp8 casts use integer operations, see
+        `to_e4m3`.
     """
     first = tl.program_id(0) * ROWS
     frame = (first // FRAME_TOKENS).to(tl.int64)
@@ -228,10 +212,6 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     # Modulation that the rows share stays in registers: loading it for each row would be most of a short row's loads.
     if ADD == 2:
         gate = _modulation(MODULATION, GATE_MODULATION, frame, GATE_AT, WIDTH, PART, PARTS)
-    if UNSCALED:
-        y_by, y_added = _row(Y_COLUMN_SCALE, WIDTH, PART, PARTS), _row(Y_BIAS, WIDTH, PART, PARTS)
-        if ADD == 2:
-            y_by, y_added = _times(y_by, gate, PARTS), _times(y_added, gate, PARTS)
     if NORM == 1:
         factor = _modulation(MODULATION, LAYER_MODULATION, frame, SCALE_AT, WIDTH, PART, PARTS)
         added = _modulation(MODULATION, LAYER_MODULATION, frame, SHIFT_AT, WIDTH, PART, PARTS)
@@ -245,13 +225,8 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
                 next_ys = _row(Y + start + WIDTH, WIDTH, PART, PARTS)
         if ADD > 0:
             sums = ()
-            if UNSCALED:
-                row_factor = tl.load(Y_ROW_SCALE + first + turn)
             for part in tl.static_range(PARTS):
-                if UNSCALED:
-                    y = ys[part] * (row_factor * y_by[part]) + y_added[part]
-                else:
-                    y = ys[part] * gate[part] if ADD == 2 else ys[part]
+                y = ys[part] * gate[part] if ADD == 2 else ys[part]
                 hidden = (xs[part] + y).to(HIDDEN.dtype.element_ty)
                 _store(HIDDEN + start, hidden, part, WIDTH, PART, PARTS)
                 sums += (hidden.to(tl.float32),)

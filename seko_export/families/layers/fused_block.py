@@ -49,7 +49,7 @@ from seko_export.families.layers.rotary import rotate
 from seko_kernels.attention import OwnTokens
 from seko_kernels.fused_reference import FP8
 from seko_kernels.kv_formats import KvFormat
-from seko_kernels.rows import Modulation, Rows, Unscaled
+from seko_kernels.rows import Modulation, Rows
 
 # Indices into axis 2 of a layer's modulation [B, F, 6, d].
 SHIFT_1, SCALE_1, GATE_1, SHIFT_2, SCALE_2, GATE_2 = range(6)
@@ -66,20 +66,13 @@ class Fp8Linear(nn.Module):
         self.weight_scale = nn.Parameter(torch.empty(outer, 1))
         self.bias = nn.Parameter(torch.empty(outer, dtype=dtype)) if bias else None
 
-    def result(self, ops: LayerOps, rows: Rows, dtype: torch.dtype) -> Tensor:
-        """Return the matmul's result [B, T, out] for quantised rows; without a bias zeros are added."""
-        y: Tensor = ops.fp8_linear(rows, self.weight_fp8, self.weight_scale, self._bias(dtype), dtype)
+    def product(self, ops: LayerOps, rows: Rows, dtype: torch.dtype) -> Tensor:
+        """Return the matmul's result [B, T, out] for quantised rows; without a bias the kernel adds zeros."""
+        bias = (
+            self.weight_scale.new_zeros(len(self.weight_fp8), dtype=dtype) if self.bias is None else self.bias
+        )
+        y: Tensor = ops.fp8_linear(rows, self.weight_fp8, self.weight_scale, bias, dtype)
         return y
-
-    def unscaled(self, ops: LayerOps, rows: Rows, dtype: torch.dtype) -> Unscaled:
-        """Return the same for an op that finishes it."""
-        y: Unscaled = ops.fp8_unscaled(rows, self.weight_fp8, self.weight_scale, self._bias(dtype), dtype)
-        return y
-
-    def _bias(self, dtype: torch.dtype) -> Tensor:
-        if self.bias is None:
-            return self.weight_scale.new_zeros(len(self.weight_fp8), dtype=dtype)
-        return self.bias
 
 
 class QuantisingLinear(Fp8Linear):
@@ -91,7 +84,7 @@ class QuantisingLinear(Fp8Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the linear layer's result [B, T, out] for x [B, T, in]."""
-        return self.result(self.ops, self.ops.quantise_rows(x), x.dtype)
+        return self.product(self.ops, self.ops.quantise_rows(x), x.dtype)
 
 
 def set_fp8(module: nn.Module | None) -> None:
@@ -236,23 +229,23 @@ class FusedLayer(BlockWeights):
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
         hidden, qkv = self._project(hidden, update, shift_scale_gate)
         added = self.added_attention(qkv, inputs)  # before the layer writes its cache
-        y = self._unscaled(self.self_attn.o, self._own_rows(attend(qkv).to(dtype)), dtype)
-        y = y if added is None else _finished(y, dtype) + added
+        y = attend(qkv)
+        y = self._matmul(self.self_attn.o, self._own_rows(y.to(dtype)), dtype)
+        y = y if added is None else y + added
         if self.after_attention is not None:
             hidden = ops.gated_residual(hidden, y, shift_scale_gate, GATE_1)
             hidden, y = (
                 self.after_attention(hidden, inputs.conditioning),
-                torch.zeros_like(hidden),
+                torch.zeros_like(y),
             )  # zeros, so that the norm adds nothing
         hidden, x = ops.gated_residual_norm(
             hidden, y, shift_scale_gate, GATE_1, self.norm3.weight, self.norm3.bias, eps, fp8=self.fp8
         )
 
-        q = rms_norm(_finished(self._unscaled(self.cross_attn.q, x, dtype), dtype), self.cross_attn.norm_q)
-        attended = self.cross_attend(self.split_heads(q).to(dtype), inputs)
-        y = self._unscaled(self.cross_attn.o, self._as_rows(attended), dtype)
-        if self.after_cross is not None:
-            hidden, y = self.behind_cross(hidden, _finished(y, dtype), inputs)
+        q = rms_norm(self._matmul(self.cross_attn.q, x, dtype), self.cross_attn.norm_q)
+        y = self.cross_attend(self.split_heads(q).to(dtype), inputs)
+        y = self._matmul(self.cross_attn.o, self._as_rows(y), dtype)
+        hidden, y = self.behind_cross(hidden, y, inputs)
         hidden, x = ops.residual_norm_modulate(
             hidden, y, shift_scale_gate, SHIFT_2, SCALE_2, eps, fp8=self.fp8
         )
@@ -261,12 +254,12 @@ class FusedLayer(BlockWeights):
         if isinstance(widen, nn.Linear):
             x = _plain_rows(ops.gelu_linear(x.values, widen.weight, widen.bias))
         else:
-            x = ops.gelu_quantise(self._unscaled(widen, x, dtype))
+            x = ops.gelu_quantise(self._matmul(widen, x, dtype))
+        update = self._matmul(self.ffn[2], x, dtype)
         if self.tail is None:
-            return hidden, self._matmul(self.ffn[2], x, dtype)
-        y = self._unscaled(self.ffn[2], x, dtype)
-        hidden = ops.gated_residual(hidden, y, shift_scale_gate, GATE_2)
-        return self.tail(hidden, inputs.conditioning), torch.zeros_like(hidden)
+            return hidden, update
+        hidden = ops.gated_residual(hidden, update, shift_scale_gate, GATE_2)
+        return self.tail(hidden, inputs.conditioning), torch.zeros_like(update)
 
     def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, inputs: LayerInputs) -> Tensor:
         """Return the attention to cache and chunk, [B, T, d], and write keys and values if there is a ``token_index``;
@@ -301,13 +294,9 @@ class FusedLayer(BlockWeights):
     def _matmul(self, layer: nn.Module, x: Rows, dtype: torch.dtype) -> Tensor:
         """Return the result [B, T, out] of a matmul in `dtype`."""
         if isinstance(layer, Fp8Linear):
-            return layer.result(self.ops, x, dtype)
+            return layer.product(self.ops, x, dtype)
         y: Tensor = layer(x.values)
         return y
-
-    def _unscaled(self, layer: nn.Module, x: Rows, dtype: torch.dtype) -> Tensor | Unscaled:
-        """Return the same; in fp8 for an op that finishes it."""
-        return layer.unscaled(self.ops, x, dtype) if isinstance(layer, Fp8Linear) else layer(x.values)
 
     def _as_rows(self, x: Tensor) -> Rows:
         return self.ops.quantise_rows(x) if self.fp8 else _plain_rows(x)
@@ -508,7 +497,7 @@ class KeysAndValues(Ranked):
         layer, norm = self.self_attn.qkv, self.self_attn.norm_k
         if isinstance(layer, Fp8Linear):
             # q is computed and dropped, because torch 2.11 cannot lower a scaled matmul with a part of a weight.
-            wide = layer.result(self.ops, x, dtype)
+            wide = layer.product(self.ops, x, dtype)
             _, k, v = wide.chunk(3, dim=-1)  # each [B, T, d]
         else:
             weight, bias = (part.narrow(0, m.dim, 2 * m.dim) for part in (layer.weight, layer.bias))
@@ -537,10 +526,6 @@ class LastUpdate(nn.Module):
         return self.ops.gated_residual(
             hidden, update, Modulation(modulation, self.modulation.squeeze(0)), GATE_2
         )
-
-
-def _finished(y: Tensor | Unscaled, dtype: torch.dtype) -> Tensor:
-    return y.finished().to(dtype) if isinstance(y, Unscaled) else y
 
 
 def _plain_rows(x: Tensor) -> Rows:

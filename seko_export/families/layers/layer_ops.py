@@ -6,7 +6,7 @@ from torch import Tensor
 
 from seko_kernels.attention import attention_fp8
 from seko_kernels.attention_bf16 import attention_bf16, no_kernel
-from seko_kernels.matmul import fp8_linear, fp8_unscaled, gelu_linear
+from seko_kernels.matmul import fp8_linear, gelu_linear
 from seko_kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_shares
 from seko_kernels.rows import (
     gated_residual,
@@ -39,7 +39,6 @@ class LayerOps:
     gelu_quantise = staticmethod(gelu_quantise)
     gelu_linear = staticmethod(gelu_linear)
     fp8_linear = staticmethod(fp8_linear)
-    fp8_unscaled = staticmethod(fp8_unscaled)
 
     def has_attention_bf16(self, q: Tensor) -> bool:
         """Whether `attention_bf16` has a kernel for the queries ``q`` [B, T, H, D] where they lie."""
