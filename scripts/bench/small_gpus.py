@@ -100,12 +100,13 @@ except SekoRuntimeError as fault:
 """
 
 
-def run(options: argparse.Namespace) -> None:
-    """Build and measure the cards of the case."""
+def run(options: argparse.Namespace) -> int:
+    """Build and measure the cards of the case; return how many of them ran out of memory or failed otherwise."""
     cards = {"trial": TRIAL} if options.trial else {name: CARDS[name] for name in options.parts}
     artifacts = {name: _built(options.work, name, card) for name, card in cards.items()}
     if options.prepare:
-        return
+        return 0
+    failed = 0
     for name, card in cards.items():
         larger = [other for other, its in cards.items() if its.memory_bytes > card.memory_bytes]
         with _held_but(card.visible_bytes):
@@ -115,7 +116,9 @@ def run(options: argparse.Namespace) -> None:
                 for other in larger
             }
         if "refused" in result:
-            raise SystemExit(f"{card.shape}: {result['refused']}")
+            print(f"{card.shape}: {result['refused']}", flush=True)
+            failed += 1
+            continue
         append_row(
             options.rows,
             f"fits_{name}",
@@ -130,6 +133,7 @@ def run(options: argparse.Namespace) -> None:
             kv=result["kv"],
             larger_refused=refused,
         )
+    return failed
 
 
 def _built(work: Path, name: str, card: Card) -> Path:

@@ -12,8 +12,8 @@ import pytest
 from scripts.bench import small_gpus
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fits: int) -> list[dict[str, Any]]:
-    """Return the rows where artifacts of up to ``fits`` gigabytes run in the memory of their card."""
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fits: int) -> tuple[int, list[dict[str, Any]]]:
+    """Return the exit code and the rows where artifacts of up to ``fits`` gigabytes run in the memory of their card."""
     held: list[int] = []
 
     def stream(_flag: str, _code: str, artifact: str, _chunks: str) -> dict[str, Any]:
@@ -36,21 +36,23 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fits: int) -> list
     options = Namespace(
         trial=False, prepare=False, parts=("8gb_1p3b", "24gb_14b"), chunks=3, work=tmp_path, rows=rows
     )
-    small_gpus.run(options)
-    return [json.loads(line) for line in rows.read_text().splitlines()]
+    code = small_gpus.run(options)
+    return code, [json.loads(line) for line in rows.read_text().splitlines()]
 
 
 def test_each_card_is_a_row_with_what_larger_ones_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    small, large = measured(monkeypatch, tmp_path, fits=24)
+    code, (small, large) = measured(monkeypatch, tmp_path, fits=24)
+    assert code == 0
     assert (small["figure"], small["value"]) == ("fits_8gb_1p3b", 24.0)
     assert small["larger_refused"] == {"24gb_14b": "24 GB are needed"}
     assert (large["figure"], large["larger_refused"]) == ("fits_24gb_14b", {})
 
 
 def test_a_card_into_which_its_artifact_does_not_fit_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match="24 GB are needed"):
-        measured(monkeypatch, tmp_path, fits=12)
+    code, rows = measured(monkeypatch, tmp_path, fits=12)
+    assert (code, [row["figure"] for row in rows]) == (1, ["fits_8gb_1p3b"])
+    assert "24 GB are needed" in capsys.readouterr().out
