@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from functools import wraps
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from seko_runtime import Pool
 from seko_runtime.backends.torch_memory import CpuMemory
+from seko_serve.client import AsyncClient
 from seko_serve.http.app import Application
 from seko_serve.live.device import Device
 from seko_serve.live.manager import SessionManager
@@ -20,6 +23,29 @@ from seko_serve.run import Server
 from seko_serve.settings import Settings
 from tests.runtime import toy_pool, toy_whole
 from tests.support.stacked import open_rows
+
+from .bounded import bounded
+
+LIMIT_S = 60.0  # of an async test without the mark limit_s
+
+
+@pytest.fixture(scope="session", autouse=True)
+def anyio_backend() -> str:
+    """The event loop on which anyio's plugin runs async tests and fixtures."""
+    return "asyncio"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Bound async tests."""
+    test, limit = pyfuncitem.obj, pyfuncitem.get_closest_marker("limit_s")
+    if iscoroutinefunction(test):
+
+        @wraps(test)
+        async def in_time(**arguments: object) -> None:
+            await bounded(test(**arguments), limit.args[0] if limit else LIMIT_S)
+
+        pyfuncitem.obj = in_time
 
 
 @contextmanager
@@ -111,6 +137,28 @@ def start() -> Iterator[Starter]:
     yield started
     for server in running:
         server.stop()
+
+
+@pytest.fixture
+def server(start: Starter) -> Running:
+    """A server of the toy's pool with no further settings."""
+    return start()
+
+
+NewClient = Callable[[Running], AsyncClient]
+
+
+@pytest.fixture
+async def new_client() -> AsyncIterator[NewClient]:
+    """Make clients of servers; they are closed with the test."""
+    async with AsyncExitStack() as clients:
+
+        def made(server: Running) -> AsyncClient:
+            client = AsyncClient(server.url)
+            clients.push_async_exit(client)
+            return client
+
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -32,8 +32,8 @@ from seko_serve.http.connections import HttpConnection
 from seko_serve.protocol import Media
 
 from .clients import session_of, socket_of
-from .conftest import Running, Starter
-from .test_server import PROMPT, alone, http, pictures, run, watch
+from .conftest import NewClient, Running, Starter
+from .test_server import PROMPT, alone, http, pictures, watch
 
 HELLO = json.dumps({"type": "hello", "codecs": ["rgb24"]})
 
@@ -44,10 +44,10 @@ def raw(server: Running) -> socket.socket:
     return socket.create_connection((parts.hostname, parts.port), timeout=30)
 
 
-async def undisturbed(new_client: Callable[[], AsyncClient], during: Callable[[], Any]) -> None:
+async def undisturbed(viewer: AsyncClient, during: Callable[[], Any]) -> None:
     """Check that a viewer's stream is the runtime's own, byte for byte and chunk for chunk, while something else goes
     on and behind it."""
-    viewer = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    await viewer.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
     media, _ = await watch(viewer, 2)
     other = asyncio.ensure_future(during())
     try:
@@ -95,8 +95,8 @@ def opened(server: Running) -> dict[str, Any]:
     return dict(answer)
 
 
-def test_a_request_whose_headers_trickle_in_is_cut_off(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
+async def test_a_request_whose_headers_trickle_in_is_cut_off(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
 ) -> None:
     monkeypatch.setattr(seko_serve.http.connections, "HEADER_S", 1.0)
     server = start()
@@ -108,10 +108,7 @@ def test_a_request_whose_headers_trickle_in_is_cut_off(
                 connection.sendall(bytes([letter]))
                 time.sleep(0.01)
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        await undisturbed(new_client, lambda: asyncio.to_thread(trickle))
-
-    run(test, server)
+    await undisturbed(new_client(server), lambda: asyncio.to_thread(trickle))
     parts = urlsplit(server.url)
     with closing(HTTPConnection(parts.netloc, timeout=30)) as connection:
         for _ in range(2):  # whoever takes the same time between requests is not cut off
@@ -162,7 +159,9 @@ def test_a_client_that_takes_an_answer_slowly_gets_all_of_it() -> None:
     assert transport.timers == []
 
 
-def test_a_body_that_trickles_in_is_refused(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_trickles_in_is_refused(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
+) -> None:
     monkeypatch.setattr(seko_serve.http.bodies, "BODY_S", 0.2)
     server = start()
 
@@ -172,12 +171,9 @@ def test_a_body_that_trickles_in_is_refused(start: Starter, monkeypatch: pytest.
             connection.sendall(head)
             assert connection.recv(4096).startswith(b"HTTP/1.1 408")
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        await undisturbed(new_client, lambda: asyncio.to_thread(trickle))
-        while server.manager.sessions:
-            await asyncio.sleep(0.02)
-
-    run(test, server)
+    await undisturbed(new_client(server), lambda: asyncio.to_thread(trickle))
+    while server.manager.sessions:
+        await asyncio.sleep(0.02)
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
 
 
@@ -222,18 +218,17 @@ def test_a_malformed_body_behind_its_answer_gets_no_second_answer(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_two_hundred_idle_connections_change_nothing(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_hundred_idle_connections_change_nothing(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
+) -> None:
     monkeypatch.setattr(seko_serve.http.connections, "HEADER_S", 1.0)
     server = start()
     idle: list[socket.socket] = []
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        await undisturbed(
-            new_client, lambda: asyncio.to_thread(lambda: idle.extend(raw(server) for _ in range(200)))
-        )
-
     try:
-        run(test, server)
+        await undisturbed(
+            new_client(server),
+            lambda: asyncio.to_thread(lambda: idle.extend(raw(server) for _ in range(200))),
+        )
         for connection in idle:  # each is closed by the server
             with suppress(ConnectionResetError):
                 assert connection.recv(1) == b""
@@ -242,7 +237,9 @@ def test_two_hundred_idle_connections_change_nothing(start: Starter, monkeypatch
             connection.close()
 
 
-def test_two_hundred_idle_sockets_change_nothing(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_hundred_idle_sockets_change_nothing(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
+) -> None:
     """One may enter and says nothing, the others have made their tickets up; none reads what it is told."""
     monkeypatch.setattr(seko_serve.http.access, "SOCKETS", (1e6, 1e6))
     monkeypatch.setattr(seko_serve.http.stream, "HELLO_S", 1.0)
@@ -254,16 +251,14 @@ def test_two_hundred_idle_sockets_change_nothing(start: Starter, monkeypatch: py
         for entrance in entrances:
             idle.append(await stream_socket(server, entrance, name=session["id"]))
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        await undisturbed(new_client, open_all)
-        answers = [await last_words(stream) for stream in idle]
-        assert answers == [("bad_request", 1008), *[("unauthorized", 1008)] * 199]
-
-    run(test, server)
+    await undisturbed(new_client(server), open_all)
+    answers = [await last_words(stream) for stream in idle]
+    assert answers == [("bad_request", 1008), *[("unauthorized", 1008)] * 199]
 
 
-def test_a_viewer_that_reads_a_byte_now_and_then_stops_its_own_row_only(start: Starter) -> None:
-    server = start()
+async def test_a_viewer_that_reads_a_byte_now_and_then_stops_its_own_row_only(
+    server: Running, new_client: NewClient
+) -> None:
     name: dict[str, str] = {}
 
     async def slow_reader() -> None:
@@ -285,15 +280,14 @@ def test_a_viewer_that_reads_a_byte_now_and_then_stops_its_own_row_only(start: S
         assert http(f"{server.url}/v1/sessions/{session['id']}")[1]["chunks"] <= 2
         writer.close()
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        await undisturbed(new_client, slow_reader)
-        while http(f"{server.url}/v1/sessions/{name['slow']}")[1]["attached"]:
-            await asyncio.sleep(0.02)
-
-    run(test, server)
+    await undisturbed(new_client(server), slow_reader)
+    while http(f"{server.url}/v1/sessions/{name['slow']}")[1]["attached"]:
+        await asyncio.sleep(0.02)
 
 
-def test_a_socket_that_takes_nothing_is_given_up(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_socket_that_takes_nothing_is_given_up(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
+) -> None:
     """The toy's frames fit into any kernel's buffer, so the socket's sending is held back here."""
     monkeypatch.setattr(seko_serve.http.stream, "STALL_S", 0.2)
 
@@ -302,27 +296,20 @@ def test_a_socket_that_takes_nothing_is_given_up(start: Starter, monkeypatch: py
 
     monkeypatch.setattr("starlette.websockets.WebSocket.send_bytes", never)
     server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
-        while http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"]:
-            await asyncio.sleep(0.02)
-
-    run(test, server)
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
+    while http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"]:
+        await asyncio.sleep(0.02)
 
 
-def test_a_viewer_that_vanishes_between_two_chunks_changes_nothing_for_others(start: Starter) -> None:
-    server = start()
+async def test_a_viewer_that_vanishes_between_two_chunks_changes_nothing_for_others(
+    server: Running, new_client: NewClient
+) -> None:
+    async def vanish() -> None:
+        client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
+        await watch(client, 1, acknowledge=False)
+        await client.drop()
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        async def vanish() -> None:
-            client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
-            await watch(client, 1, acknowledge=False)
-            await client.drop()
-
-        await undisturbed(new_client, vanish)
-
-    run(test, server)
+    await undisturbed(new_client(server), vanish)
 
 
 @pytest.mark.parametrize(
@@ -334,10 +321,9 @@ def test_a_viewer_that_vanishes_between_two_chunks_changes_nothing_for_others(st
         ("{", "bad_request", 1008),
     ],
 )
-def test_messages_that_cannot_be_read_end_the_socket_by_name(
-    start: Starter, say: str | bytes, code: str, close: int
+async def test_messages_that_cannot_be_read_end_the_socket_by_name(
+    server: Running, say: str | bytes, code: str, close: int, new_client: NewClient
 ) -> None:
-    server = start()
     session = opened(server)
 
     async def send() -> None:
@@ -349,12 +335,13 @@ def test_messages_that_cannot_be_read_end_the_socket_by_name(
             await stream.send(say)
             assert await last_words(stream) == (code, close)
 
-    run(lambda new_client: undisturbed(new_client, send), server)
+    await undisturbed(new_client(server), send)
     assert http(f"{server.url}/v1/sessions/{session['id']}")[0] == 200  # it may come back
 
 
-def test_a_megabyte_of_prompt_is_refused_wherever_it_comes(start: Starter) -> None:
-    server = start()
+async def test_a_megabyte_of_prompt_is_refused_wherever_it_comes(
+    server: Running, new_client: NewClient
+) -> None:
     session = opened(server)
 
     async def send() -> None:
@@ -371,11 +358,10 @@ def test_a_megabyte_of_prompt_is_refused_wherever_it_comes(start: Starter) -> No
             await stream.wait_closed()
             assert stream.close_code == 1009  # message too big, which the library says by itself
 
-    run(lambda new_client: undisturbed(new_client, send), server)
+    await undisturbed(new_client(server), send)
 
 
-def test_a_ticket_opens_its_own_session_and_once(start: Starter) -> None:
-    server = start()
+async def test_a_ticket_opens_its_own_session_and_once(server: Running, new_client: NewClient) -> None:
     mine, other = opened(server), opened(server)
     entrance = f"seko.ticket.{mine['ticket']}"
 
@@ -388,46 +374,36 @@ def test_a_ticket_opens_its_own_session_and_once(start: Starter) -> None:
             assert json.loads(await stream.recv())["type"] == "ready"
             assert await refused(server, *entrances, name=fresh["id"]) == ("unauthorized", 1008)
 
-    run(lambda new_client: undisturbed(new_client, enter), server)
+    await undisturbed(new_client(server), enter)
 
 
-def test_a_second_control_of_one_id_is_rejected(start: Starter) -> None:
-    server = start()
+async def test_a_second_control_of_one_id_is_rejected(server: Running, new_client: NewClient) -> None:
+    async def send() -> None:
+        client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
+        for text in ("c", "b"):
+            await socket_of(client).send(json.dumps({"type": "prompt", "id": "same", "text": text}))
+        _, messages = await watch(client, 4)
+        receipts = [
+            (message["type"], message.get("code")) for message in messages if message.get("id") == "same"
+        ]
+        assert receipts.count(("rejected", "conflict")) == 1
+        assert receipts.count(("applied", None)) == 1
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        async def send() -> None:
-            client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
-            for text in ("c", "b"):
-                await socket_of(client).send(json.dumps({"type": "prompt", "id": "same", "text": text}))
-            _, messages = await watch(client, 4)
-            receipts = [
-                (message["type"], message.get("code")) for message in messages if message.get("id") == "same"
-            ]
-            assert receipts.count(("rejected", "conflict")) == 1
-            assert receipts.count(("applied", None)) == 1
-
-        await undisturbed(new_client, send)
-
-    run(test, server)
+    await undisturbed(new_client(server), send)
 
 
-def test_a_second_hello_is_rejected(start: Starter) -> None:
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        await client.send("hello", codecs=["h264"])
-        media: list[Media] = []
-        answers: list[dict[str, Any]] = []
-        while not answers:  # chunks may be on their way before the server reads the message
-            more, messages = await watch(client, 1)
-            media += more
-            answers += [message for message in messages if message["type"] in ("received", "rejected")]
-        (rejected,) = answers
-        assert (rejected["type"], rejected["code"], rejected["retryable"]) == ("rejected", "conflict", False)
-        assert np.array_equal(pictures(media), alone(9, {0: PROMPT})[: len(media)])
-
-    run(test, server)
+async def test_a_second_hello_is_rejected(server: Running, new_client: NewClient) -> None:
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    await client.send("hello", codecs=["h264"])
+    media: list[Media] = []
+    answers: list[dict[str, Any]] = []
+    while not answers:  # chunks may be on their way before the server reads the message
+        more, messages = await watch(client, 1)
+        media += more
+        answers += [message for message in messages if message["type"] in ("received", "rejected")]
+    (rejected,) = answers
+    assert (rejected["type"], rejected["code"], rejected["retryable"]) == ("rejected", "conflict", False)
+    assert np.array_equal(pictures(media), alone(9, {0: PROMPT})[: len(media)])
 
 
 @pytest.mark.parametrize(
@@ -506,7 +482,9 @@ def test_above_the_limit_of_connections_requests_are_refused_in_plain_text_and_s
             assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")
 
 
-def test_pages_of_other_sites_reach_neither_sockets_nor_sessions(start: Starter) -> None:
+async def test_pages_of_other_sites_reach_neither_sockets_nor_sessions(
+    start: Starter, new_client: NewClient
+) -> None:
     server = start(allowed_origins=frozenset({"https://good.example"}))
     session = opened(server)
 
@@ -533,7 +511,7 @@ def test_pages_of_other_sites_reach_neither_sockets_nor_sessions(start: Starter)
             await stream.send(HELLO)
             assert json.loads(await stream.recv())["type"] == "ready"
 
-    run(lambda new_client: undisturbed(new_client, enter), server)
+    await undisturbed(new_client(server), enter)
 
 
 def test_pages_of_an_allowed_site_may_send_the_headers_of_any_client(start: Starter) -> None:
@@ -584,26 +562,22 @@ def test_who_waits_as_long_as_the_header_says_is_not_too_early(start: Starter) -
     assert int(waits) >= error["retry_after"] > 1
 
 
-def test_sockets_and_messages_of_one_caller_have_rates(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
+async def test_sockets_and_messages_of_one_caller_have_rates(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
 ) -> None:
     monkeypatch.setattr(seko_serve.http.access, "SOCKETS", (1e-6, 2.0))
     monkeypatch.setattr(seko_serve.http.access, "MESSAGES", (20.0, 3.0))
     server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
-        for number in range(30):
-            await socket_of(client).send(json.dumps({"type": "ping", "t": number}))
-        kinds = []
-        async for received in client.messages():
-            if isinstance(received, dict) and received["type"] in ("pong", "rejected"):
-                kinds.append((received["type"], received.get("code")))
-                if len(kinds) == 30:
-                    break
-        assert ("rejected", "too_many_requests") in kinds
-        assert kinds.count(("pong", None)) > 3  # what follows waited, and was taken
-        assert await refused(server, "seko.ticket.x", name="y") == ("unauthorized", 1008)
-        assert await refused(server, "seko.ticket.x", name="y") == ("too_many_requests", 1008)
-
-    run(test, server)
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
+    for number in range(30):
+        await socket_of(client).send(json.dumps({"type": "ping", "t": number}))
+    kinds = []
+    async for received in client.messages():
+        if isinstance(received, dict) and received["type"] in ("pong", "rejected"):
+            kinds.append((received["type"], received.get("code")))
+            if len(kinds) == 30:
+                break
+    assert ("rejected", "too_many_requests") in kinds
+    assert kinds.count(("pong", None)) > 3  # what follows waited, and was taken
+    assert await refused(server, "seko.ticket.x", name="y") == ("unauthorized", 1008)
+    assert await refused(server, "seko.ticket.x", name="y") == ("too_many_requests", 1008)

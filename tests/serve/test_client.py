@@ -21,8 +21,8 @@ from seko_serve.errors import ServeError, UnreachableError
 from seko_serve.protocol import Media
 from seko_serve.security.tokens import Ticket
 
-from .conftest import Running, Starter
-from .test_server import LIMIT_S, PROMPT, alone, http, pictures
+from .conftest import LIMIT_S, Running, Starter
+from .test_server import PROMPT, alone, http, pictures
 
 
 def watched(client: Client, chunks: int, messages: list[dict[str, Any]] | None = None) -> list[Media]:
@@ -84,23 +84,18 @@ def test_leaving_the_context_ends_the_session_unless_its_socket_was_dropped(star
     assert listed["id"] == client.ready["session"]
 
 
-def test_leaving_the_context_while_another_task_reads_ends_the_session(start: Starter) -> None:
-    server = start()
+async def test_leaving_the_context_while_another_task_reads_ends_the_session(server: Running) -> None:
+    async with AsyncClient(server.url) as client:
+        await client.open(codecs=["rgb24"], prompt=PROMPT)
 
-    async def test() -> None:
-        async with AsyncClient(server.url) as client:
-            await client.open(codecs=["rgb24"], prompt=PROMPT)
+        async def read() -> None:
+            async for _ in client.messages():
+                pass
 
-            async def read() -> None:
-                async for _ in client.messages():
-                    pass
-
-            reading = asyncio.create_task(read())
-            await asyncio.sleep(0)  # it waits for a message now
-        await reading
-        assert (await asyncio.to_thread(http, f"{server.url}/v1/sessions"))[1]["data"] == []
-
-    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(0)  # it waits for a message now
+    await reading
+    assert (await asyncio.to_thread(http, f"{server.url}/v1/sessions"))[1]["data"] == []
 
 
 def test_an_acknowledgement_that_meets_a_closed_socket_hides_neither_frames_nor_the_servers_error(
@@ -215,22 +210,18 @@ def held(request: pytest.FixtureRequest, start: Starter) -> tuple[Running, Held]
     return server, waiting
 
 
-def test_a_cancelled_opening_leaves_no_session(
+async def test_a_cancelled_opening_leaves_no_session(
     held: tuple[Running, Held], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the server needs longer for its answer than the client gives to a close."""
     monkeypatch.setattr(seko_serve.client, "CLOSE_S", 0.001)
     server, waiting = held
-
-    async def test() -> None:
-        opening = asyncio.create_task(AsyncClient(server.url).open(codecs=["vp8"], prompt=PROMPT))
-        await asyncio.to_thread(waiting.called.wait)
-        opening.cancel()
-        waiting.release_soon()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
-
-    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
+    opening = asyncio.create_task(AsyncClient(server.url).open(codecs=["vp8"], prompt=PROMPT))
+    await asyncio.to_thread(waiting.called.wait)
+    opening.cancel()
+    waiting.release_soon()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
     assert waiting.ended.wait(LIMIT_S)
     assert http(f"{server.url}/v1/sessions")[1]["data"] == []
 

@@ -39,8 +39,8 @@ from seko_serve.protocol import Media
 from tests.runtime import toy_pool
 
 from .clients import session_of, with_tokens_of
-from .conftest import Starter, toy_opener
-from .test_server import PROMPT, alone, http, pictures, run, watch
+from .conftest import NewClient, Running, Starter, toy_opener
+from .test_server import PROMPT, alone, http, pictures, watch
 
 
 class Fault:
@@ -76,61 +76,55 @@ async def watched(clients: list[AsyncClient], chunks: int) -> list[list[Media]]:
     return [media for media, _ in seen]
 
 
-def test_an_engine_that_fails_in_one_call_ends_no_session(start: Starter) -> None:
+async def test_an_engine_that_fails_in_one_call_ends_no_session(
+    start: Starter, new_client: NewClient
+) -> None:
     fault = Fault()
     server = start(fault.opener)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        clients = [await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3) for _ in range(3)]
-        media = await watched(clients, 2)
-        fault.planted = 1
-        more = await watched(clients, 3)
-        assert fault.failures == 1
-        expected = alone(6, {0: PROMPT})
-        for before, after in zip(media, more, strict=True):
-            assert np.array_equal(pictures(before + after), expected[: len(before + after)])
-
-    run(test, server)
+    clients = [await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3) for _ in range(3)]
+    media = await watched(clients, 2)
+    fault.planted = 1
+    more = await watched(clients, 3)
+    assert fault.failures == 1
+    expected = alone(6, {0: PROMPT})
+    for before, after in zip(media, more, strict=True):
+        assert np.array_equal(pictures(before + after), expected[: len(before + after)])
 
 
-def test_an_engine_that_fails_for_one_row_ends_its_session_alone(start: Starter) -> None:
+async def test_an_engine_that_fails_for_one_row_ends_its_session_alone(
+    start: Starter, new_client: NewClient
+) -> None:
     fault = Fault()
     server = start(fault.opener)
+    clients = [await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3) for _ in range(3)]
+    media = await watched(clients, 2)
+    fault.broken = 1
+    broken, *others = clients[1], clients[0], clients[2]
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        clients = [await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3) for _ in range(3)]
-        media = await watched(clients, 2)
-        fault.broken = 1
-        broken, *others = clients[1], clients[0], clients[2]
+    async def ends() -> ServeError:
+        with pytest.raises(ServeError) as end:
+            await watch(broken, 9)
+        return end.value
 
-        async def ends() -> ServeError:
-            with pytest.raises(ServeError) as end:
-                await watch(broken, 9)
-            return end.value
-
-        end, *more = await asyncio.gather(ends(), *(watch(client, 3) for client in others))
-        assert (end.kind.code, end.kind.close) == ("internal", 1011)
-        expected = alone(6, {0: PROMPT})
-        for before, (after, _) in zip((media[0], media[2]), more, strict=True):
-            assert np.array_equal(pictures(before + after), expected[: len(before + after)])
-
-    run(test, server)
+    end, *more = await asyncio.gather(ends(), *(watch(client, 3) for client in others))
+    assert (end.kind.code, end.kind.close) == ("internal", 1011)
+    expected = alone(6, {0: PROMPT})
+    for before, (after, _) in zip((media[0], media[2]), more, strict=True):
+        assert np.array_equal(pictures(before + after), expected[: len(before + after)])
 
 
-def test_a_server_that_loses_its_device_ends_and_its_clients_may_resume(start: Starter) -> None:
+async def test_a_server_that_loses_its_device_ends_and_its_clients_may_resume(
+    start: Starter, new_client: NewClient
+) -> None:
     fault = Fault(DeviceFaultError("planted"))
     server = start(fault.opener)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        await watch(client, 2)
-        fault.planted = 1
-        with pytest.raises(ServeError) as end:
-            await watch(client, 9)
-        assert (end.value.kind.code, end.value.kind.close) == ("stopping", 1012)
-
-    run(test, server)
-    server.wait()
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    await watch(client, 2)
+    fault.planted = 1
+    with pytest.raises(ServeError) as end:
+        await watch(client, 9)
+    assert (end.value.kind.code, end.value.kind.close) == ("stopping", 1012)
+    await asyncio.to_thread(server.wait)
 
 
 def test_a_device_that_is_lost_at_an_opening_is_not_the_clients_fault(
@@ -172,32 +166,25 @@ def test_what_the_server_lacks_at_an_opening_is_not_the_clients_fault(
     assert http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[0] == 201
 
 
-def test_a_library_that_a_prompt_needs_is_named_and_not_asked_for_again(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
+async def test_a_library_that_a_prompt_needs_is_named_and_not_asked_for_again(
+    server: Running, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
 ) -> None:
     """Of a server that runs: it was there when the server started, or `check_served` would have ended it."""
-    server = start()
     monkeypatch.setitem(sys.modules, "ftfy", None)
     status, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": "a caf\u00e9 & a disc"})
     assert (status, answer["error"]["code"]) == (501, "not_installed")
     assert answer["error"]["retryable"] is False
     assert "pip install ftfy" in answer["error"]["message"]
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        number = await client.send("prompt", text="a caf\u00e9")
-        async for answer in client.messages():
-            if isinstance(answer, Media):
-                continue
-            if (
-                answer["type"] == "chunk"
-            ):  # so that the next one is made, with the prompt, however late that came
-                await client.send("ack", chunk=answer["chunk"])
-            if answer["type"] == "rejected":
-                assert (answer["id"], answer["code"]) == (number, "not_installed")
-                return
-
-    run(test, server)
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    number = await client.send("prompt", text="a caf\u00e9")
+    async for answer in client.messages():
+        if isinstance(answer, Media):
+            continue
+        if answer["type"] == "chunk":  # so that the next one is made, with the prompt, however late that came
+            await client.send("ack", chunk=answer["chunk"])
+        if answer["type"] == "rejected":
+            assert (answer["id"], answer["code"]) == (number, "not_installed")
+            return
 
 
 class HeldCall:
@@ -211,46 +198,40 @@ class HeldCall:
         assert self.end.wait(30)
 
 
-def test_calls_to_which_a_device_does_not_come_are_refused() -> None:
-    async def test() -> None:
-        device, held = Device(toy_opener), HeldCall()
-        await device.start()
-        first = asyncio.create_task(device.call(held))
-        assert await asyncio.to_thread(held.begun.wait, 30)
-        second = asyncio.create_task(device.call(lambda _: None))
-        await asyncio.sleep(0)
-        stopping = asyncio.create_task(device.stop())
-        await asyncio.sleep(0)
-        held.end.set()
-        with pytest.raises(DeviceEndedError):
-            await asyncio.wait_for(second, 30)
-        await asyncio.gather(first, stopping)
-
-    asyncio.run(test())
+async def test_calls_to_which_a_device_does_not_come_are_refused() -> None:
+    device, held = Device(toy_opener), HeldCall()
+    await device.start()
+    first = asyncio.create_task(device.call(held))
+    assert await asyncio.to_thread(held.begun.wait, 30)
+    second = asyncio.create_task(device.call(lambda _: None))
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(device.stop())
+    await asyncio.sleep(0)
+    held.end.set()
+    with pytest.raises(DeviceEndedError):
+        await asyncio.wait_for(second, 30)
+    await asyncio.gather(first, stopping)
 
 
-def test_calls_behind_one_that_loses_the_device_are_refused() -> None:
-    async def test() -> None:
-        device, held = Device(toy_opener), HeldCall()
-        await device.start()
+async def test_calls_behind_one_that_loses_the_device_are_refused() -> None:
+    device, held = Device(toy_opener), HeldCall()
+    await device.start()
 
-        def lose(_: object) -> None:
-            raise DeviceFaultError("planted")
+    def lose(_: object) -> None:
+        raise DeviceFaultError("planted")
 
-        calls = [asyncio.create_task(device.call(held))]
-        assert await asyncio.to_thread(held.begun.wait, 30)
-        calls += [asyncio.create_task(device.call(work)) for work in (lose, lambda _: None)]
-        await asyncio.sleep(0)
-        held.end.set()
-        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
-        assert [type(result) for result in results] == [type(None), DeviceFaultError, DeviceEndedError]
-        await device.stop()
-        assert device.lost
-
-    asyncio.run(test())
+    calls = [asyncio.create_task(device.call(held))]
+    assert await asyncio.to_thread(held.begun.wait, 30)
+    calls += [asyncio.create_task(device.call(work)) for work in (lose, lambda _: None)]
+    await asyncio.sleep(0)
+    held.end.set()
+    results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+    assert [type(result) for result in results] == [type(None), DeviceFaultError, DeviceEndedError]
+    await device.stop()
+    assert device.lost
 
 
-def test_work_in_parts_gives_way_to_calls_and_ends_with_its_caller() -> None:
+async def test_work_in_parts_gives_way_to_calls_and_ends_with_its_caller() -> None:
     """Works run one after another; one that is left, or fails, leaves the device to the next."""
     seen: list[str] = []
 
@@ -268,50 +249,44 @@ def test_work_in_parts_gives_way_to_calls_and_ends_with_its_caller() -> None:
 
         return begin
 
-    async def test() -> None:
-        device = Device(toy_opener)
-        await device.start()
-        endless = asyncio.create_task(device.in_parts(work("a", 1 << 40)))
-        while not seen:
-            await device.call(lambda _: None)
-        second = asyncio.create_task(device.in_parts(work("b", 2)))
+    device = Device(toy_opener)
+    await device.start()
+    endless = asyncio.create_task(device.in_parts(work("a", 1 << 40)))
+    while not seen:
         await device.call(lambda _: None)
-        assert set(seen) == {"a"}
-        endless.cancel()
-        assert await asyncio.wait_for(second, 30) == "b"
-        with pytest.raises(UsageError, match="planted"):
-            await asyncio.wait_for(device.in_parts(work("c", 1)), 30)
-        assert [name for name in seen if name != "a"] == ["a over", "b", "b", "b over", "c", "c over"]
-        left = asyncio.create_task(device.in_parts(work("d", 1 << 40)))
-        await device.call(lambda _: None)
-        await device.stop()
-        with pytest.raises(DeviceEndedError):
-            await left
+    second = asyncio.create_task(device.in_parts(work("b", 2)))
+    await device.call(lambda _: None)
+    assert set(seen) == {"a"}
+    endless.cancel()
+    assert await asyncio.wait_for(second, 30) == "b"
+    with pytest.raises(UsageError, match="planted"):
+        await asyncio.wait_for(device.in_parts(work("c", 1)), 30)
+    assert [name for name in seen if name != "a"] == ["a over", "b", "b", "b over", "c", "c over"]
+    left = asyncio.create_task(device.in_parts(work("d", 1 << 40)))
+    await device.call(lambda _: None)
+    await device.stop()
+    with pytest.raises(DeviceEndedError):
+        await left
 
-    asyncio.run(test())
 
-
-def test_a_device_that_is_lost_while_a_session_is_restored_ends_the_server(
-    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_device_that_is_lost_while_a_session_is_restored_ends_the_server(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
 ) -> None:
     server = start(snapshots=str(tmp_path / "store"), lease_s=0.2)
 
     def lose(*_: object, **__: object) -> None:
         raise DeviceFaultError("planted")
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        await watch(client, 2)
-        await client.drop()
-        while server.manager.sessions:
-            await asyncio.sleep(0.02)
-        monkeypatch.setattr(Pool, "restore", lose)
-        with pytest.raises(ServeError) as end:
-            await client.resume()
-        assert end.value.kind.code == "stopping"
-
-    run(test, server)
-    server.wait()
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    await watch(client, 2)
+    await client.drop()
+    while server.manager.sessions:
+        await asyncio.sleep(0.02)
+    monkeypatch.setattr(Pool, "restore", lose)
+    with pytest.raises(ServeError) as end:
+        await client.resume()
+    assert end.value.kind.code == "stopping"
+    await asyncio.to_thread(server.wait)
 
 
 def test_a_session_that_cannot_be_ended_keeps_no_other(
@@ -336,76 +311,65 @@ def test_a_session_that_cannot_be_ended_keeps_no_other(
     assert stuck[0] in opened
 
 
-def test_an_encoder_that_fails_ends_its_session_alone(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
+async def test_an_encoder_that_fails_ends_its_session_alone(
+    server: Running, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
 ) -> None:
-    server = start()
+    failing = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    other = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    media, _ = await watch(other, 1)
+    encoder = server.manager.sessions[session_of(failing)].content.frames  # type: ignore[attr-defined]
+    real = RawEncoder._encode
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        failing = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        other = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        media, _ = await watch(other, 1)
-        encoder = server.manager.sessions[session_of(failing)].content.frames  # type: ignore[attr-defined]
-        real = RawEncoder._encode
+    def encode(this: RawEncoder, frame: Any, key: bool) -> Any:
+        if this is encoder:
+            raise RuntimeError("planted")
+        return real(this, frame, key)
 
-        def encode(this: RawEncoder, frame: Any, key: bool) -> Any:
-            if this is encoder:
-                raise RuntimeError("planted")
-            return real(this, frame, key)
-
-        monkeypatch.setattr(RawEncoder, "_encode", encode)
-        with pytest.raises(ServeError) as end:
-            await watch(failing, 9)
-        assert end.value.kind.code == "internal"
-        more, _ = await watch(other, 4)
-        assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
-        while session_of(failing) in server.manager.sessions:
+    monkeypatch.setattr(RawEncoder, "_encode", encode)
+    with pytest.raises(ServeError) as end:
+        await watch(failing, 9)
+    assert end.value.kind.code == "internal"
+    more, _ = await watch(other, 4)
+    assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
+    while session_of(failing) in server.manager.sessions:
+        await asyncio.sleep(0.02)
+    async with asyncio.timeout(30):  # its row is freed a moment later
+        while server.manager.admission.free != server.manager.capacity - 1:
             await asyncio.sleep(0.02)
-        async with asyncio.timeout(30):  # its row is freed a moment later
-            while server.manager.admission.free != server.manager.capacity - 1:
-                await asyncio.sleep(0.02)
-
-    run(test, server)
 
 
-def test_a_clock_that_is_set_back_stops_nothing(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_clock_that_is_set_back_stops_nothing(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
+) -> None:
     server = start(lease_s=0.3)
     real, offset = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() - offset[0])
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        media, _ = await watch(client, 2)
-        offset[0] = 86_400.0
-        more, _ = await watch(client, 2)
-        assert np.array_equal(pictures(media + more), alone(4, {0: PROMPT})[: len(media + more)])
-        await (await new_client().open(prompt=PROMPT)).drop()
-        await client.drop()
-        while server.manager.sessions:  # leases end as before
-            await asyncio.sleep(0.02)
-
-    run(test, server)
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    media, _ = await watch(client, 2)
+    offset[0] = 86_400.0
+    more, _ = await watch(client, 2)
+    assert np.array_equal(pictures(media + more), alone(4, {0: PROMPT})[: len(media + more)])
+    await (await new_client(server).open(prompt=PROMPT)).drop()
+    await client.drop()
+    while server.manager.sessions:  # leases end as before
+        await asyncio.sleep(0.02)
 
 
-def test_a_client_waits_in_the_queue_and_begins_when_a_row_is_free(start: Starter) -> None:
+async def test_a_client_waits_in_the_queue_and_begins_when_a_row_is_free(
+    start: Starter, new_client: NewClient
+) -> None:
     server = start(max_sessions=1)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        first = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
-        waiting = asyncio.create_task(new_client().open(codecs=["rgb24"], prompt=PROMPT, wait=True))
-        while not server.manager.admission.waiting:
-            await asyncio.sleep(0.02)
-        status, answer = await asyncio.to_thread(
-            http, f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT}
-        )
-        assert (status, answer["error"]["waiting"]) == (503, 1)
-        assert "queue_token" not in answer["error"]
-        assert http(f"{server.url}/v1/queue")[0] == 404
-        await first.close()
-        await watch(await waiting, 2)
-        assert not server.manager.admission.waiting
-
-    run(test, server)
+    first = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
+    waiting = asyncio.create_task(new_client(server).open(codecs=["rgb24"], prompt=PROMPT, wait=True))
+    while not server.manager.admission.waiting:
+        await asyncio.sleep(0.02)
+    status, answer = await asyncio.to_thread(http, f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
+    assert (status, answer["error"]["waiting"]) == (503, 1)
+    assert "queue_token" not in answer["error"]
+    assert http(f"{server.url}/v1/queue")[0] == 404
+    await first.close()
+    await watch(await waiting, 2)
+    assert not server.manager.admission.waiting
 
 
 def test_sessions_whose_chunks_would_not_fit_are_refused(start: Starter) -> None:
@@ -419,14 +383,14 @@ def test_sessions_whose_chunks_would_not_fit_are_refused(start: Starter) -> None
     assert answer["error"]["code"] == "full"
 
 
-def test_eight_tasks_that_race_on_one_session_leave_a_server_that_serves(
-    start: Starter, tmp_path: Any
+async def test_eight_tasks_that_race_on_one_session_leave_a_server_that_serves(
+    start: Starter, tmp_path: Any, new_client: NewClient
 ) -> None:
     """Sockets with the newest tokens that anybody saw, controls, requests and deletes, in an order that changes."""
     server = start(snapshots=str(tmp_path / "store"), snapshot_every=1, lease_s=0.2, max_sessions=3)
 
-    async def story(new_client: Callable[[], AsyncClient], choose: random.Random) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    async def story(choose: random.Random) -> None:
+        client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         newest = [client._resume]
         url = f"{server.url}/v1/sessions/{session_of(client)}"
         over = asyncio.Event()
@@ -463,20 +427,17 @@ def test_eight_tasks_that_race_on_one_session_leave_a_server_that_serves(
             await asyncio.sleep(0.02)
         assert (await asyncio.to_thread(http, url))[0] == 404
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        bystander = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        seen: list[Media] = []
-        for seed in range(3):
-            racing = asyncio.create_task(story(new_client, random.Random(seed)))
-            while not racing.done():
-                seen += (await watch(bystander, 1))[0]
-            await racing
-        assert np.array_equal(pictures(seen), alone(seen[-1].chunk + 1, {0: PROMPT}))
-        assert server.manager.admission.free == 2
-        assert list((tmp_path / "store").glob("*.record*"))  # the bystander's alone
-        assert {file.name[:16] for file in (tmp_path / "store").glob("*.*")} == {session_of(bystander)}
-
-    run(test, server)
+    bystander = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    seen: list[Media] = []
+    for seed in range(3):
+        racing = asyncio.create_task(story(random.Random(seed)))
+        while not racing.done():
+            seen += (await watch(bystander, 1))[0]
+        await racing
+    assert np.array_equal(pictures(seen), alone(seen[-1].chunk + 1, {0: PROMPT}))
+    assert server.manager.admission.free == 2
+    assert list((tmp_path / "store").glob("*.record*"))  # the bystander's alone
+    assert {file.name[:16] for file in (tmp_path / "store").glob("*.*")} == {session_of(bystander)}
 
 
 class Gate:
@@ -513,22 +474,18 @@ class Gate:
             yield pool
 
 
-def test_a_chunk_is_sent_while_the_next_one_is_made(start: Starter) -> None:
+async def test_a_chunk_is_sent_while_the_next_one_is_made(start: Starter, new_client: NewClient) -> None:
     gate = Gate()
     server = start(gate.opener)
     gate.closed = True
     gate.let()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    try:
+        client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(client, 1)  # the second chunk's call waits
         assert gate.closed
         gate.open()
         more, _ = await watch(client, 2)
         assert np.array_equal(pictures(media + more), alone(3, {0: PROMPT})[: len(media + more)])
-
-    try:
-        run(test, server)
     finally:
         gate.open()
 
@@ -574,74 +531,61 @@ async def frames_of(client: AsyncClient, count: int) -> list[Media]:
     return media
 
 
-def test_a_frame_is_sent_before_the_next_one_is_encoded(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
+async def test_a_frame_is_sent_before_the_next_one_is_encoded(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
 ) -> None:
     server, halt = start(), Halt(monkeypatch, 1)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        media = await frames_of(client, 1)
-        assert not halt.go_on.is_set()
-        halt.go_on.set()
-        media += (await watch(client, 3))[0]
-        assert np.array_equal(pictures(media), alone(3, {0: PROMPT})[: len(media)])
-
-    run(test, server)
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    media = await frames_of(client, 1)
+    assert not halt.go_on.is_set()
+    halt.go_on.set()
+    media += (await watch(client, 3))[0]
+    assert np.array_equal(pictures(media), alone(3, {0: PROMPT})[: len(media)])
 
 
-def test_a_socket_that_is_lost_within_a_chunk_lacks_no_frame_and_gets_none_twice(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
+async def test_a_socket_that_is_lost_within_a_chunk_lacks_no_frame_and_gets_none_twice(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
 ) -> None:
     halt = Halt(monkeypatch, 2)
     server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        media = await frames_of(client, 2)
-        await client.drop()
-        await client.resume()  # it has all frames that were sent, of a chunk that has more
-        await client.drop()
-        session = server.manager.sessions[session_of(client)]
-        halt.go_on.set()
-        while len(session._encoder):
-            await asyncio.sleep(0.01)
-        for _ in range(2):  # the frames that it lacks stay for a socket that is lost again
-            await client.resume()
-            await client.drop()
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    media = await frames_of(client, 2)
+    await client.drop()
+    await client.resume()  # it has all frames that were sent, of a chunk that has more
+    await client.drop()
+    session = server.manager.sessions[session_of(client)]
+    halt.go_on.set()
+    while len(session._encoder):
+        await asyncio.sleep(0.01)
+    for _ in range(2):  # the frames that it lacks stay for a socket that is lost again
         await client.resume()
-        media += (await watch(client, 3))[0]
-        assert [frame.serial for frame in media] == list(range(len(media)))
-        assert np.array_equal(pictures(media), alone(3, {0: PROMPT})[: len(media)])
+        await client.drop()
+    await client.resume()
+    media += (await watch(client, 3))[0]
+    assert [frame.serial for frame in media] == list(range(len(media)))
+    assert np.array_equal(pictures(media), alone(3, {0: PROMPT})[: len(media)])
 
-    run(test, server)
 
-
-def test_a_client_that_dies_while_much_waits_for_it_is_sent_nothing_more(
-    start: Starter, caplog: pytest.LogCaptureFixture
+async def test_a_client_that_dies_while_much_waits_for_it_is_sent_nothing_more(
+    server: Running, caplog: pytest.LogCaptureFixture, new_client: NewClient
 ) -> None:
     """asyncio warns of each write to a connection that it knows to be lost; a dying browser made hundreds of lines."""
-    server = start()
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
+    await watch(client, 1)
+    (session,) = server.manager.sessions.values()
+    viewer, died = session.viewer, threading.Event()
+    raw = client._socket.transport.get_extra_info("socket")  # type: ignore[union-attr]
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
-        await watch(client, 1)
-        (session,) = server.manager.sessions.values()
-        viewer, died = session.viewer, threading.Event()
-        raw = client._socket.transport.get_extra_info("socket")  # type: ignore[union-attr]
+    def die() -> None:  # in one step of the server's loop, so that it cannot have noticed
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client._socket.transport.abort()  # type: ignore[union-attr]
+        died.wait(5)
+        with viewer._lock:
+            viewer._deliver(["{}"] * 50)
 
-        def die() -> None:  # in one step of the server's loop, so that it cannot have noticed
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client._socket.transport.abort()  # type: ignore[union-attr]
-            died.wait(5)
-            with viewer._lock:
-                viewer._deliver(["{}"] * 50)
-
-        session.viewer._loop.call_soon_threadsafe(die)
-        await asyncio.sleep(0.2)
-        died.set()
-        while viewer.detached_at is None:
-            await asyncio.sleep(0.02)
-
-    run(test, server)
+    session.viewer._loop.call_soon_threadsafe(die)
+    await asyncio.sleep(0.2)
+    died.set()
+    while viewer.detached_at is None:
+        await asyncio.sleep(0.02)
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []

@@ -13,9 +13,9 @@ from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 
 from .clients import socket_of
-from .conftest import Running, Starter, toy_opener
+from .conftest import NewClient, Running, Starter, toy_opener
 from .test_abuse import refused
-from .test_server import PROMPT, http, run
+from .test_server import PROMPT, http
 from .toys import film_opener, talk_opener, world_opener
 
 
@@ -79,41 +79,37 @@ async def receipt(client: AsyncClient, name: str) -> str:
     raise AssertionError("the socket closed")
 
 
-def test_messages_at_a_limit_are_taken_and_those_above_are_not(start: Starter) -> None:
+async def test_messages_at_a_limit_are_taken_and_those_above_are_not(
+    start: Starter, new_client: NewClient
+) -> None:
     server = start(world_opener)
     limits = told_limits(server)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(prompt=PROMPT, codecs=["rgb24"], buffer=limits["buffer_chunks"])
-        poses = np.tile(np.eye(4).reshape(-1), (limits["poses"] + 1, 1)).tolist()
-        assert await receipt(client, await client.send("poses", poses=poses[:-1])) == "received"
-        assert await receipt(client, await client.send("poses", poses=poses)) == "rejected"
-        session = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]
-        hello = json.dumps({"type": "hello", "codecs": ["rgb24"], "buffer": limits["buffer_chunks"] + 1})
-        entrance = f"seko.ticket.{session['ticket']}"
-        answer = await refused(server, entrance, name=session["id"], hello=hello)
-        assert answer == ("bad_request", 1008)
-
-    run(test, server)
+    client = await new_client(server).open(prompt=PROMPT, codecs=["rgb24"], buffer=limits["buffer_chunks"])
+    poses = np.tile(np.eye(4).reshape(-1), (limits["poses"] + 1, 1)).tolist()
+    assert await receipt(client, await client.send("poses", poses=poses[:-1])) == "received"
+    assert await receipt(client, await client.send("poses", poses=poses)) == "rejected"
+    session = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]
+    hello = json.dumps({"type": "hello", "codecs": ["rgb24"], "buffer": limits["buffer_chunks"] + 1})
+    entrance = f"seko.ticket.{session['ticket']}"
+    answer = await refused(server, entrance, name=session["id"], hello=hello)
+    assert answer == ("bad_request", 1008)
 
 
-def test_messages_have_as_many_bytes_as_the_client_is_told(start: Starter) -> None:
+async def test_messages_have_as_many_bytes_as_the_client_is_told(
+    start: Starter, new_client: NewClient
+) -> None:
     server = start(talk_opener)
     limits = told_limits(server)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(prompt=PROMPT, codecs=["rgb24"])
-        samples = np.zeros(limits["audio_bytes"] // 2 + 1, np.int16)
-        assert await receipt(client, await client.send_audio(samples[:-1])) == "received"
-        with pytest.raises(ServeError, match="a binary message has"):
-            await receipt(client, await client.send_audio(samples))
-        await client.resume()
-        control = json.dumps({"type": "ping", "t": 1}).ljust(limits["control_bytes"])
-        for sent, kind in ((control, "pong"), (control + " ", "error")):
-            await socket_of(client).send(sent)
-            async for received in socket_of(client):
-                if isinstance(received, str) and (reply := json.loads(received))["type"] in ("pong", "error"):
-                    break
-            assert (reply["type"], reply.get("code")) == (kind, {"pong": None, "error": "too_large"}[kind])
-
-    run(test, server)
+    client = await new_client(server).open(prompt=PROMPT, codecs=["rgb24"])
+    samples = np.zeros(limits["audio_bytes"] // 2 + 1, np.int16)
+    assert await receipt(client, await client.send_audio(samples[:-1])) == "received"
+    with pytest.raises(ServeError, match="a binary message has"):
+        await receipt(client, await client.send_audio(samples))
+    await client.resume()
+    control = json.dumps({"type": "ping", "t": 1}).ljust(limits["control_bytes"])
+    for sent, kind in ((control, "pong"), (control + " ", "error")):
+        await socket_of(client).send(sent)
+        async for received in socket_of(client):
+            if isinstance(received, str) and (reply := json.loads(received))["type"] in ("pong", "error"):
+                break
+        assert (reply["type"], reply.get("code")) == (kind, {"pong": None, "error": "too_large"}[kind])

@@ -16,11 +16,11 @@ from seko_serve.client import AsyncClient
 from seko_serve.live import admission
 
 from .browser import Page, browser_path, open_page
-from .conftest import Running, Starter
+from .conftest import LIMIT_S, Running, Starter
 from .test_client import Held
 from .test_page import FRAMES, begin
 from .test_page_errors import STATE
-from .test_server import LIMIT_S, PROMPT, http
+from .test_server import PROMPT, http
 
 BROWSER = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 IN_LINE = f"{STATE}.includes('You are number 1 in line')"
@@ -115,19 +115,15 @@ def test_a_server_that_stops_tells_those_that_listen(start: Starter) -> None:
     listener.close()
 
 
-def test_a_program_that_gives_up_frees_its_place(start: Starter) -> None:
+async def test_a_program_that_gives_up_frees_its_place(start: Starter) -> None:
     server, _ = full(start)
-
-    async def test() -> None:
-        opening = asyncio.create_task(AsyncClient(server.url).open(wait=True, prompt=PROMPT))
-        while not waiting(server):
-            await asyncio.sleep(0.02)
-        opening.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
-        assert not waiting(server)
-
-    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
+    opening = asyncio.create_task(AsyncClient(server.url).open(wait=True, prompt=PROMPT))
+    while not waiting(server):
+        await asyncio.sleep(0.02)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert not waiting(server)
 
 
 @pytest.mark.parametrize("room", [True, False])

@@ -135,72 +135,64 @@ class BeginsMeanwhile:
         return self.begin
 
 
-def test_a_chunk_that_may_begin_while_the_device_looks_is_not_waited_for() -> None:
-    async def test() -> None:
-        device, stream = Device(toy_opener), BeginsMeanwhile()
-        await device.start()
-        await device.call(lambda _: device.add(stream))  # type: ignore[arg-type]
-        assert await asyncio.to_thread(stream.requested.wait, 30)
-        await device.stop()
-
-    asyncio.run(test())
+async def test_a_chunk_that_may_begin_while_the_device_looks_is_not_waited_for() -> None:
+    device, stream = Device(toy_opener), BeginsMeanwhile()
+    await device.start()
+    await device.call(lambda _: device.add(stream))  # type: ignore[arg-type]
+    assert await asyncio.to_thread(stream.requested.wait, 30)
+    await device.stop()
 
 
-def test_an_opening_that_is_given_up_while_it_gets_a_row_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        manager = SessionManager(Settings(Path("toy")), Device(toy_opener))
-        await manager.start()
-        begun, given_up, take_row = threading.Event(), threading.Event(), manager._take_row
+async def test_an_opening_that_is_given_up_while_it_gets_a_row_keeps_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = SessionManager(Settings(Path("toy")), Device(toy_opener))
+    await manager.start()
+    begun, given_up, take_row = threading.Event(), threading.Event(), manager._take_row
 
-        def slow(session: LiveSession, pool: ServedPool) -> None:
-            begun.set()
-            given_up.wait()
-            take_row(session, pool)
+    def slow(session: LiveSession, pool: ServedPool) -> None:
+        begun.set()
+        given_up.wait()
+        take_row(session, pool)
 
-        monkeypatch.setattr(manager, "_take_row", slow)
-        opening = asyncio.create_task(manager.open("y", Opening("a b", 0, 16.0)))
-        assert await asyncio.to_thread(begun.wait, 30)
-        opening.cancel()
-        await asyncio.sleep(0)
-        given_up.set()
-        await asyncio.wait({opening})
-        assert opening.cancelled()
-        assert await manager.call(lambda pool: pool.free) == manager.capacity
-        await manager.stop()
-
-    asyncio.run(test())
+    monkeypatch.setattr(manager, "_take_row", slow)
+    opening = asyncio.create_task(manager.open("y", Opening("a b", 0, 16.0)))
+    assert await asyncio.to_thread(begun.wait, 30)
+    opening.cancel()
+    await asyncio.sleep(0)
+    given_up.set()
+    await asyncio.wait({opening})
+    assert opening.cancelled()
+    assert await manager.call(lambda pool: pool.free) == manager.capacity
+    await manager.stop()
 
 
-def test_a_session_whose_saving_is_given_up_while_it_is_captured_can_be_saved(
+async def test_a_session_whose_saving_is_given_up_while_it_is_captured_can_be_saved(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As by a server that stops while it saves a session that nobody watches any more."""
+    manager = SessionManager(Settings(Path("toy"), snapshots=str(tmp_path / "store")), Device(toy_opener))
+    await manager.start()
+    session = await manager.open("y", Opening("a b", 0, 16.0))
+    await manager.saving.token(session)
+    begun, given_up, capture = threading.Event(), threading.Event(), session.capture
 
-    async def test() -> None:
-        manager = SessionManager(Settings(Path("toy"), snapshots=str(tmp_path / "store")), Device(toy_opener))
-        await manager.start()
-        session = await manager.open("y", Opening("a b", 0, 16.0))
-        await manager.saving.token(session)
-        begun, given_up, capture = threading.Event(), threading.Event(), session.capture
+    def slow() -> Capture:
+        begun.set()
+        given_up.wait()
+        return capture()
 
-        def slow() -> Capture:
-            begun.set()
-            given_up.wait()
-            return capture()
-
-        monkeypatch.setattr(session, "capture", slow)
-        saving = asyncio.create_task(manager._park(session))
-        assert await asyncio.to_thread(begun.wait, 30)
-        saving.cancel()
-        await asyncio.sleep(0)
-        given_up.set()
-        await asyncio.wait({saving})
-        assert saving.cancelled()
-        await manager.call(lambda _: None)
-        assert session.settled
-        await manager.stop()
-
-    asyncio.run(test())
+    monkeypatch.setattr(session, "capture", slow)
+    saving = asyncio.create_task(manager._park(session))
+    assert await asyncio.to_thread(begun.wait, 30)
+    saving.cancel()
+    await asyncio.sleep(0)
+    given_up.set()
+    await asyncio.wait({saving})
+    assert saving.cancelled()
+    await manager.call(lambda _: None)
+    assert session.settled
+    await manager.stop()
 
 
 @pytest.mark.parametrize("stops", [False, True])

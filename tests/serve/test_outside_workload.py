@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,6 @@ import pytest
 from openapi_spec_validator import validate
 
 from seko_runtime.errors import ArtifactError
-from seko_serve.client import AsyncClient
 from seko_serve.http.openapi import document
 from seko_serve.live.workload import check_served
 from seko_serve.protocol import Media
@@ -22,8 +21,8 @@ from tests.toy_workload import model
 from tests.toy_workload.test_toy_workload import alone, open_pool
 from tests.toy_workload.workload import ToyPool
 
-from .conftest import Starter
-from .test_server import http, run
+from .conftest import NewClient, Starter
+from .test_server import http
 
 WORDS = (4, 5, 6, 7, 8)
 
@@ -43,24 +42,20 @@ def opener() -> Iterator[ToyPool]:
 
 
 @pytest.mark.usefixtures("toy")
-def test_its_sessions_are_served(start: Starter) -> None:
+async def test_its_sessions_are_served(start: Starter, new_client: NewClient) -> None:
     server = start(opener)
     wanted = np.rint(np.clip(np.concatenate(alone(WORDS)), -1, 1) * 32767)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(audio=["pcm"], buffer=8, words=WORDS)
-        heard = b""
-        async for received in client.messages():
-            if isinstance(received, Media):
-                heard += received.payload
-                if len(heard) >= 2 * len(wanted):
-                    break
-            elif received["type"] == "chunk":
-                await client.send("ack", chunk=received["chunk"])
-        assert np.abs(np.frombuffer(heard, "<i2") - wanted).max() <= 1
-        await client.close()
-
-    run(test, server)
+    client = await new_client(server).open(audio=["pcm"], buffer=8, words=WORDS)
+    heard = b""
+    async for received in client.messages():
+        if isinstance(received, Media):
+            heard += received.payload
+            if len(heard) >= 2 * len(wanted):
+                break
+        elif received["type"] == "chunk":
+            await client.send("ack", chunk=received["chunk"])
+    assert np.abs(np.frombuffer(heard, "<i2") - wanted).max() <= 1
+    await client.close()
 
 
 @pytest.mark.usefixtures("toy")

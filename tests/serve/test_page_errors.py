@@ -19,12 +19,12 @@ from seko_serve.video.content import VideoContent
 from tests.speech.toy_speech import PATCH
 
 from .browser import Page, browser_path, open_page
-from .conftest import Running, Starter
+from .conftest import LIMIT_S, Running, Starter
 from .test_client import Held
 from .test_controls import wav
 from .test_page import COUNT_SOCKETS, FRAMES, begin
 from .test_restart import free_port, process
-from .test_server import LIMIT_S, http
+from .test_server import http
 from .test_speech import opener as speech_opener
 from .toys import talk_opener, world_opener
 

@@ -14,10 +14,9 @@ from seko_serve.video.content import VideoContent
 from tests.runtime import toy_pool
 
 from .browser import Page, browser_path, open_page
-from .conftest import Starter
+from .conftest import LIMIT_S, Starter
 from .test_page import FRAMES, begin
 from .test_page_errors import applied
-from .test_server import LIMIT_S
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 __all__ = ["applied"]  # a fixture

@@ -14,12 +14,11 @@ import pytest
 from tests.runtime import toy_whole
 
 from .browser import HELD_DEVICES, Page, browser_path, open_page
-from .conftest import Starter
+from .conftest import LIMIT_S, Starter
 from .test_client import Held
 from .test_controls import wav
 from .test_page import COUNT_SOCKETS, FRAMES, begin
 from .test_page_errors import IS_ERROR, NO_MORE_SOCKETS, STATE
-from .test_server import LIMIT_S
 from .toys import film_opener, game_opener, shown_opener, talk_opener, world_opener
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")

@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import HTTPError
@@ -20,7 +20,7 @@ from seko_serve.client import AsyncClient
 
 from .conftest import Starter
 from .test_flags import certificate
-from .test_server import PROMPT, alone, pictures, run, watch
+from .test_server import PROMPT, alone, pictures, watch
 from .test_serving_page import PAGE
 
 NGINX = shutil.which("nginx")
@@ -73,21 +73,17 @@ def nginx(folder: Path, server_url: str) -> Iterator[str]:
             process.terminate()
 
 
-def test_a_stream_through_nginx_is_that_of_the_runtime_alone(
+async def test_a_stream_through_nginx_is_that_of_the_runtime_alone(
     start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start()
     with nginx(tmp_path, server.url) as url:
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "certificate.pem"))
-
-        async def test(_: Callable[[], AsyncClient]) -> None:
-            async with AsyncClient(url) as client:
-                await client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-                media, _told = await watch(client, 4)
-                await client.close()
-                assert np.array_equal(pictures(media), alone(4, {0: PROMPT})[: len(media)])
-
-        run(test, server)
+        async with AsyncClient(url) as client:
+            await client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+            media, _ = await watch(client, 4)
+            await client.close()
+            assert np.array_equal(pictures(media), alone(4, {0: PROMPT})[: len(media)])
         with pytest.raises(HTTPError, match="403") as refusal:
             urlopen(f"{url}/metrics", timeout=20)
         refusal.value.close()

@@ -7,8 +7,8 @@ import gc
 import io
 import json
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -30,27 +30,9 @@ from seko_serve.protocol import SUBPROTOCOL, TICKET_PREFIX, Media
 from tests.runtime import toy_pool, toy_whole
 
 from .clients import session_of
-from .conftest import Running, Starter, plain_opener
+from .conftest import NewClient, Running, Starter, plain_opener
 
 PROMPT = "a b"
-LIMIT_S = 60.0
-
-
-def run(test: Callable[[Callable[[], AsyncClient]], Awaitable[None]], server: Running) -> None:
-    """Run a test with a maker of clients, which are closed at its end."""
-
-    async def bounded() -> None:
-        async with AsyncExitStack() as stack:
-            clients = []
-
-            def client() -> AsyncClient:
-                clients.append(AsyncClient(server.url))
-                stack.push_async_exit(clients[-1])
-                return clients[-1]
-
-            await asyncio.wait_for(test(client), LIMIT_S)
-
-    asyncio.run(bounded())
 
 
 def http(
@@ -103,222 +85,186 @@ def pictures(media: list[Media]) -> np.ndarray:
 
 
 @pytest.mark.shows("live")
-def test_the_stream_is_that_of_the_runtime_alone_frame_by_frame(start: Starter) -> None:
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        media, _ = await watch(client, 5)
-        await client.close()
-        assert [message.serial for message in media] == list(range(len(media)))
-        assert [message.first for message in media] == list(range(len(media)))
-        assert np.array_equal(pictures(media), alone(5, {0: PROMPT}))
-
-    run(test, server)
+async def test_the_stream_is_that_of_the_runtime_alone_frame_by_frame(
+    server: Running, new_client: NewClient
+) -> None:
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    media, _ = await watch(client, 5)
+    await client.close()
+    assert [message.serial for message in media] == list(range(len(media)))
+    assert [message.first for message in media] == list(range(len(media)))
+    assert np.array_equal(pictures(media), alone(5, {0: PROMPT}))
 
 
-def test_a_list_of_one_prompt_is_taken_as_the_prompt(start: Starter) -> None:
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompts=[PROMPT], seed=3)
-        media, _ = await watch(client, 2)
-        assert np.array_equal(pictures(media), alone(2, {0: PROMPT}))
-
-    run(test, server)
+async def test_a_list_of_one_prompt_is_taken_as_the_prompt(server: Running, new_client: NewClient) -> None:
+    client = await new_client(server).open(codecs=["rgb24"], prompts=[PROMPT], seed=3)
+    media, _ = await watch(client, 2)
+    assert np.array_equal(pictures(media), alone(2, {0: PROMPT}))
     _, answer = http(f"{server.url}/v1/sessions", "POST", {"prompts": [PROMPT, "b"]})
     assert "control prompt on the session's socket" in answer["error"]["message"]
 
 
-def test_the_times_in_fragments_of_mp4_are_those_of_their_messages(start: Starter) -> None:
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["fmp4"], prompt=PROMPT, fps=7.5)
-        media, _ = await watch(client, 3)
-        with av.open(io.BytesIO(b"".join(message.payload for message in media))) as container:
-            seen = [packet.pts * packet.time_base for packet in container.demux() if packet.size]
-        assert [int(time * 1_000_000) for time in seen] == [message.pts_us for message in media]
-
-    run(test, server)
+async def test_the_times_in_fragments_of_mp4_are_those_of_their_messages(
+    server: Running, new_client: NewClient
+) -> None:
+    client = await new_client(server).open(codecs=["fmp4"], prompt=PROMPT, fps=7.5)
+    media, _ = await watch(client, 3)
+    with av.open(io.BytesIO(b"".join(message.payload for message in media))) as container:
+        seen = [packet.pts * packet.time_base for packet in container.demux() if packet.size]
+    assert [int(time * 1_000_000) for time in seen] == [message.pts_us for message in media]
 
 
-def test_a_prompt_has_two_receipts_and_changes_the_chunk_that_it_names(start: Starter) -> None:
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        media, _ = await watch(client, 2)
-        name = await client.send("prompt", text="c a")
-        more, messages = await watch(client, 4)
-        await client.close()
-        kinds = [(message["type"], message.get("id")) for message in messages if message.get("id") == name]
-        assert kinds == [("received", name), ("applied", name)]
-        (chunk,) = [message["chunk"] for message in messages if message["type"] == "applied"]
-        assert np.array_equal(pictures(media + more), alone(6, {0: PROMPT, chunk: "c a"}))
-
-    run(test, server)
+async def test_a_prompt_has_two_receipts_and_changes_the_chunk_that_it_names(
+    server: Running, new_client: NewClient
+) -> None:
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    media, _ = await watch(client, 2)
+    name = await client.send("prompt", text="c a")
+    more, messages = await watch(client, 4)
+    await client.close()
+    kinds = [(message["type"], message.get("id")) for message in messages if message.get("id") == name]
+    assert kinds == [("received", name), ("applied", name)]
+    (chunk,) = [message["chunk"] for message in messages if message["type"] == "applied"]
+    assert np.array_equal(pictures(media + more), alone(6, {0: PROMPT, chunk: "c a"}))
 
 
 @pytest.mark.slow
-def test_a_viewer_that_acknowledges_nothing_gets_two_chunks_and_another_one_goes_on(start: Starter) -> None:
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        quiet = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
-        await watch(quiet, 2, acknowledge=False)
-        other = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
-        await watch(other, 8)
-        facts = {session["id"]: session["chunks"] for session in http(f"{server.url}/v1/sessions")[1]["data"]}
-        assert facts[session_of(quiet)] == 2
-        assert facts[session_of(other)] >= 8
-        await quiet.send("ack", chunk=1)
-        await watch(quiet, 2)
-
-    run(test, server)
+async def test_a_viewer_that_acknowledges_nothing_gets_two_chunks_and_another_one_goes_on(
+    server: Running, new_client: NewClient
+) -> None:
+    quiet = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
+    await watch(quiet, 2, acknowledge=False)
+    other = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
+    await watch(other, 8)
+    facts = {session["id"]: session["chunks"] for session in http(f"{server.url}/v1/sessions")[1]["data"]}
+    assert facts[session_of(quiet)] == 2
+    assert facts[session_of(other)] >= 8
+    await quiet.send("ack", chunk=1)
+    await watch(quiet, 2)
 
 
-def test_a_lost_socket_comes_back_without_a_frame_lost_or_twice(start: Starter) -> None:
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        media, _ = await watch(client, 2)
-        stale = client._resume
-        await client.drop()
-        while http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"]:
-            await asyncio.sleep(0.01)
+async def test_a_lost_socket_comes_back_without_a_frame_lost_or_twice(
+    server: Running, new_client: NewClient
+) -> None:
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    media, _ = await watch(client, 2)
+    stale = client._resume
+    await client.drop()
+    while http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"]:
+        await asyncio.sleep(0.01)
+    await client.resume()
+    assert client._resume != stale
+    more, _ = await watch(client, 3)
+    seen = [message.serial for message in media + more]
+    assert seen == list(range(len(seen)))
+    together = pictures(media + more)
+    assert np.array_equal(together, alone(6, {0: PROMPT})[: len(together)])
+    await client.drop()
+    client._resume = stale
+    while http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"]:
+        await asyncio.sleep(0.01)
+    with pytest.raises(ServeError, match="resume token"):
         await client.resume()
-        assert client._resume != stale
-        more, _ = await watch(client, 3)
-        seen = [message.serial for message in media + more]
-        assert seen == list(range(len(seen)))
-        together = pictures(media + more)
-        assert np.array_equal(together, alone(6, {0: PROMPT})[: len(together)])
-        await client.drop()
-        client._resume = stale
-        while http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"]:
-            await asyncio.sleep(0.01)
-        with pytest.raises(ServeError, match="resume token"):
-            await client.resume()
-
-    run(test, server)
 
 
 @pytest.mark.slow
-def test_pause_and_play_stop_and_go_on_where_it_stood(start: Starter) -> None:
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        media, _ = await watch(client, 1)
-        await client.send("pause")
-        async for received in client.messages():
-            if isinstance(received, Media):
-                media.append(received)
-            elif received["type"] == "chunk":
-                await client.send("ack", chunk=received["chunk"])
-            elif received["type"] == "state":
-                assert received["paused"]
-                break
-        await client.send("play")
-        more, _ = await watch(client, 3)
-        assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
-
-    run(test, server)
+async def test_pause_and_play_stop_and_go_on_where_it_stood(server: Running, new_client: NewClient) -> None:
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    media, _ = await watch(client, 1)
+    await client.send("pause")
+    async for received in client.messages():
+        if isinstance(received, Media):
+            media.append(received)
+        elif received["type"] == "chunk":
+            await client.send("ack", chunk=received["chunk"])
+        elif received["type"] == "state":
+            assert received["paused"]
+            break
+    await client.send("play")
+    more, _ = await watch(client, 3)
+    assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
 
 
-def test_rows_are_freed_and_a_full_server_says_when_to_come_back(start: Starter) -> None:
+async def test_rows_are_freed_and_a_full_server_says_when_to_come_back(
+    start: Starter, new_client: NewClient
+) -> None:
     server = start(max_sessions=2)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        clients = [await new_client().open(prompt=PROMPT) for _ in range(2)]
-        status, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
-        assert (status, answer["error"]["code"], answer["error"]["retryable"]) == (503, "full", True)
-        await clients[0].close()
-        status, opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
-        assert status == 201
-        assert http(f"{server.url}/v1/sessions/{opened['id']}", "DELETE")[0] == 204
-        assert http(f"{server.url}/v1/sessions/{opened['id']}")[0] == 404
-
-    run(test, server)
+    clients = [await new_client(server).open(prompt=PROMPT) for _ in range(2)]
+    status, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
+    assert (status, answer["error"]["code"], answer["error"]["retryable"]) == (503, "full", True)
+    await clients[0].close()
+    status, opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
+    assert status == 201
+    assert http(f"{server.url}/v1/sessions/{opened['id']}", "DELETE")[0] == 204
+    assert http(f"{server.url}/v1/sessions/{opened['id']}")[0] == 404
 
 
-def test_an_ended_session_is_freed_without_the_garbage_collector(start: Starter) -> None:
+async def test_an_ended_session_is_freed_without_the_garbage_collector(
+    server: Running, new_client: NewClient
+) -> None:
     """With the encoder of its video and the frames that it kept: a collection of all objects comes once in minutes."""
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
+    gc.collect()
+    gc.disable()
+    try:
         ended = []
         for _ in range(3):  # the last one may still be named by what looked after it
-            client = await new_client().open(codecs=["h264"], prompt=PROMPT)
+            client = await new_client(server).open(codecs=["h264"], prompt=PROMPT)
             ended += map(weakref.ref, server.manager.sessions.values())
             await watch(client, 2)
             await client.close()
         while ended[0]() is not None:
             await asyncio.sleep(0.05)
-
-    gc.collect()
-    gc.disable()
-    try:
-        run(test, server)
     finally:
         gc.enable()
 
 
-def test_an_artifact_without_sessions_serves_one_viewer_after_another(start: Starter) -> None:
+async def test_an_artifact_without_sessions_serves_one_viewer_after_another(
+    start: Starter, new_client: NewClient
+) -> None:
     server = start(plain_opener)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        seen = []
-        for _ in range(2):
-            client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-            assert http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[0] == 503
-            media, _ = await watch(client, 4)
-            await client.close()
-            seen.append(pictures(media))
-            while http(f"{server.url}/v1/sessions")[1]["data"]:
-                await asyncio.sleep(0.01)
-        assert np.array_equal(*seen)
-
-    run(test, server)
-
-
-def test_a_session_whose_viewer_is_gone_ends_with_its_lease(start: Starter) -> None:
-    server = start(lease_s=0.5)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(prompt=PROMPT)
-        await watch(client, 1)
-        await client.drop()
+    seen = []
+    for _ in range(2):
+        client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        assert http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[0] == 503
+        media, _ = await watch(client, 4)
+        await client.close()
+        seen.append(pictures(media))
         while http(f"{server.url}/v1/sessions")[1]["data"]:
-            await asyncio.sleep(0.05)
-        with pytest.raises(ServeError, match="no such session"):
-            await client.resume()
+            await asyncio.sleep(0.01)
+    assert np.array_equal(*seen)
 
-    run(test, server)
+
+async def test_a_session_whose_viewer_is_gone_ends_with_its_lease(
+    start: Starter, new_client: NewClient
+) -> None:
+    server = start(lease_s=0.5)
+    client = await new_client(server).open(prompt=PROMPT)
+    await watch(client, 1)
+    await client.drop()
+    while http(f"{server.url}/v1/sessions")[1]["data"]:
+        await asyncio.sleep(0.05)
+    with pytest.raises(ServeError, match="no such session"):
+        await client.resume()
 
 
 @pytest.mark.parametrize("lease_s", [3600.0, 0.2])
-def test_a_ticket_lives_as_long_as_its_session_waits_for_its_viewer(start: Starter, lease_s: float) -> None:
+async def test_a_ticket_lives_as_long_as_its_session_waits_for_its_viewer(
+    start: Starter, lease_s: float
+) -> None:
     server = start(lease_s=lease_s)
-
-    async def test(_: Callable[[], AsyncClient]) -> None:
-        opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]
-        assert (opened["ticket_s"], opened["lease_s"]) == (lease_s, lease_s)
-        protocols = [Subprotocol(SUBPROTOCOL), Subprotocol(TICKET_PREFIX + opened["ticket"])]
-        if lease_s < 1:
-            while http(f"{server.url}/v1/sessions")[1]["data"]:
-                await asyncio.sleep(0.05)
-        url = f"{server.url.replace('http', 'ws')}/v1/sessions/{opened['id']}/stream"
-        async with connect(url, subprotocols=protocols) as stream:
-            with suppress(ConnectionClosed):  # by a refusal, which is read next
-                await stream.send('{"type": "hello", "codecs": ["rgb24"]}')
-            first = json.loads(await stream.recv())
-        assert first["type"] == ("ready" if lease_s > 1 else "error")
-        assert lease_s > 1 or first["code"] == "unauthorized"
-
-    run(test, server)
+    opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]
+    assert (opened["ticket_s"], opened["lease_s"]) == (lease_s, lease_s)
+    protocols = [Subprotocol(SUBPROTOCOL), Subprotocol(TICKET_PREFIX + opened["ticket"])]
+    if lease_s < 1:
+        while http(f"{server.url}/v1/sessions")[1]["data"]:
+            await asyncio.sleep(0.05)
+    url = f"{server.url.replace('http', 'ws')}/v1/sessions/{opened['id']}/stream"
+    async with connect(url, subprotocols=protocols) as stream:
+        with suppress(ConnectionClosed):  # by a refusal, which is read next
+            await stream.send('{"type": "hello", "codecs": ["rgb24"]}')
+        first = json.loads(await stream.recv())
+    assert first["type"] == ("ready" if lease_s > 1 else "error")
+    assert lease_s > 1 or first["code"] == "unauthorized"
 
 
 def test_keys_are_asked_for_and_tenants_do_not_see_each_other(start: Starter) -> None:
@@ -345,39 +291,34 @@ def test_a_change_that_is_refused_changes_nothing(start: Starter) -> None:
     assert http(url, "PATCH", {"prompt": PROMPT, "paused": True})[1]["state"] == "paused"
 
 
-def test_a_paused_session_says_so_to_a_new_socket_and_a_change_by_http_has_no_receipts(
-    start: Starter,
+async def test_a_paused_session_says_so_to_a_new_socket_and_a_change_by_http_has_no_receipts(
+    server: Running, new_client: NewClient
 ) -> None:
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
-        await watch(client, 1)
-        url = f"{server.url}/v1/sessions/{session_of(client)}"
-        assert http(url, "PATCH", {"prompt": "a blue ring", "paused": True})[0] == 200
-        await client.drop()
-        while http(url)[1]["attached"]:
-            await asyncio.sleep(0.01)
-        await client.resume()
-        played, told = "", []
-        async for received in client.messages():
-            if isinstance(received, Media):
-                continue
-            told.append(received)
-            if received == {"type": "state", "paused": True}:
-                played = await client.send("play")
-            elif received["type"] == "chunk":
-                await client.send("ack", chunk=received["chunk"])
-                if played and received["chunk"] >= 4:
-                    break
-        receipts = [message for message in told if message["type"] in ("received", "applied")]
-        assert [message["type"] for message in receipts] == ["received", "applied"]
-        assert {message["id"] for message in receipts} == {played}
-        after = told[told.index(receipts[1]) :]
-        following = [message["chunk"] for message in after if message["type"] == "chunk"]
-        assert receipts[1]["chunk"] == following[0]
-
-    run(test, server)
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
+    await watch(client, 1)
+    url = f"{server.url}/v1/sessions/{session_of(client)}"
+    assert http(url, "PATCH", {"prompt": "a blue ring", "paused": True})[0] == 200
+    await client.drop()
+    while http(url)[1]["attached"]:
+        await asyncio.sleep(0.01)
+    await client.resume()
+    played, told = "", []
+    async for received in client.messages():
+        if isinstance(received, Media):
+            continue
+        told.append(received)
+        if received == {"type": "state", "paused": True}:
+            played = await client.send("play")
+        elif received["type"] == "chunk":
+            await client.send("ack", chunk=received["chunk"])
+            if played and received["chunk"] >= 4:
+                break
+    receipts = [message for message in told if message["type"] in ("received", "applied")]
+    assert [message["type"] for message in receipts] == ["received", "applied"]
+    assert {message["id"] for message in receipts} == {played}
+    after = told[told.index(receipts[1]) :]
+    following = [message["chunk"] for message in after if message["type"] == "chunk"]
+    assert receipts[1]["chunk"] == following[0]
 
 
 @contextmanager
@@ -433,9 +374,7 @@ def test_what_cannot_be_opened_is_refused_and_takes_no_row(
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
 
 
-def test_sockets_without_a_ticket_hello_or_codec_are_told_and_closed(start: Starter) -> None:
-    server = start()
-
+async def test_sockets_without_a_ticket_hello_or_codec_are_told_and_closed(server: Running) -> None:
     async def refused(entrance: list[str], first: str, name: str) -> tuple[dict[str, Any], int]:
         from websockets.asyncio.client import connect
 
@@ -447,21 +386,18 @@ def test_sockets_without_a_ticket_hello_or_codec_are_told_and_closed(start: Star
             await socket.wait_closed()
             return error, socket.close_code or 0
 
-    async def test(_: Callable[[], AsyncClient]) -> None:
-        hello = json.dumps({"type": "hello", "codecs": ["h264"]})
-        error, code = await refused(["seko.ticket.x"], hello, "nothing")
-        assert (error["type"], error["code"], code) == ("error", "unauthorized", 1008)
-        for first, expected in (
-            ('{"type": "ack", "chunk": 1}', "bad_request"),
-            ("{", "bad_request"),
-            (json.dumps({"type": "hello", "codecs": ["av1"]}), "unsupported"),
-        ):
-            _, opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
-            error, code = await refused([f"seko.ticket.{opened['ticket']}"], first, opened["id"])
-            assert (error["code"], code) == (expected, 1008)
-            http(f"{server.url}/v1/sessions/{opened['id']}", "DELETE")
-
-    run(test, server)
+    hello = json.dumps({"type": "hello", "codecs": ["h264"]})
+    error, code = await refused(["seko.ticket.x"], hello, "nothing")
+    assert (error["type"], error["code"], code) == ("error", "unauthorized", 1008)
+    for first, expected in (
+        ('{"type": "ack", "chunk": 1}', "bad_request"),
+        ("{", "bad_request"),
+        (json.dumps({"type": "hello", "codecs": ["av1"]}), "unsupported"),
+    ):
+        _, opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
+        error, code = await refused([f"seko.ticket.{opened['ticket']}"], first, opened["id"])
+        assert (error["code"], code) == (expected, 1008)
+        http(f"{server.url}/v1/sessions/{opened['id']}", "DELETE")
 
 
 def test_answers_carry_the_policy_that_keeps_other_sites_out(start: Starter) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
 
@@ -20,10 +20,10 @@ from seko_serve.live.watchers import MOST_BEHIND, MOST_WATCHERS, Watchers
 from seko_serve.protocol import Entrance, Media, parse_received
 
 from .browser import browser_path, open_page
-from .conftest import Running, Starter
+from .conftest import LIMIT_S, NewClient, Running, Starter
 from .test_page import FRAMES, begin
 from .test_page_errors import HINT, STATE
-from .test_server import LIMIT_S, PROMPT, alone, http, pictures, run, watch
+from .test_server import PROMPT, alone, http, pictures, watch
 from .test_speech import opener as speech_opener
 from .toys import world_opener
 
@@ -70,165 +70,140 @@ async def received(socket: ClientConnection, chunks: int) -> tuple[list[Media], 
     return media, messages
 
 
-def test_a_watcher_sees_what_the_viewer_sees_from_a_key_frame_on(start: Starter) -> None:
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        before, _ = await watch(client, 2)
-        async with watching(server, name_of(server), token_of(server, name_of(server))) as socket:
-            ready = json.loads(await socket.recv())
-            assert (ready["type"], ready["codec"], ready["resume"]) == ("ready", "rgb24", "")
-            own, _ = await watch(client, 3)
-            seen, messages = await received(socket, 2)
-            assert messages[-1]["type"] == "chunk"
-        assert seen
-        assert seen[0].key
-        by_serial = {media.serial: media.pack() for media in own}
-        assert all(media.pack() == by_serial[media.serial] for media in seen if media.serial in by_serial)
-        assert len({media.serial for media in seen} & set(by_serial)) > 5
-        assert np.array_equal(pictures(before + own), alone(5, {0: PROMPT}))  # and disturbs nothing
-
-    run(test, server)
+async def test_a_watcher_sees_what_the_viewer_sees_from_a_key_frame_on(
+    server: Running, new_client: NewClient
+) -> None:
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    before, _ = await watch(client, 2)
+    async with watching(server, name_of(server), token_of(server, name_of(server))) as socket:
+        ready = json.loads(await socket.recv())
+        assert (ready["type"], ready["codec"], ready["resume"]) == ("ready", "rgb24", "")
+        own, _ = await watch(client, 3)
+        seen, messages = await received(socket, 2)
+        assert messages[-1]["type"] == "chunk"
+    assert seen
+    assert seen[0].key
+    by_serial = {media.serial: media.pack() for media in own}
+    assert all(media.pack() == by_serial[media.serial] for media in seen if media.serial in by_serial)
+    assert len({media.serial for media in seen} & set(by_serial)) > 5
+    assert np.array_equal(pictures(before + own), alone(5, {0: PROMPT}))  # and disturbs nothing
 
 
-def test_a_watcher_changes_nothing(start: Starter) -> None:
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        media, _ = await watch(client, 1)
-        token = token_of(server, name_of(server))
-        for control in (
-            {"type": "prompt", "id": "1", "text": "c a"},
-            {"type": "pause", "id": "1"},
-            {"type": "ack", "chunk": 100},
-            {"type": "restart", "id": "1"},
-        ):
-            async with watching(server, name_of(server), token) as socket:
-                await socket.send(json.dumps(control))
-                with pytest.raises(ServeError) as refused:
-                    await received(socket, 1 << 20)
-                assert refused.value.kind.code == "forbidden"
+async def test_a_watcher_changes_nothing(server: Running, new_client: NewClient) -> None:
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    media, _ = await watch(client, 1)
+    token = token_of(server, name_of(server))
+    for control in (
+        {"type": "prompt", "id": "1", "text": "c a"},
+        {"type": "pause", "id": "1"},
+        {"type": "ack", "chunk": 100},
+        {"type": "restart", "id": "1"},
+    ):
         async with watching(server, name_of(server), token) as socket:
-            await socket.send(json.dumps({"type": "close"}))
-            await socket.wait_closed()
-        more, _ = await watch(client, 3)
-        assert np.array_equal(pictures(media + more), alone(4, {0: PROMPT}))
-
-    run(test, server)
+            await socket.send(json.dumps(control))
+            with pytest.raises(ServeError) as refused:
+                await received(socket, 1 << 20)
+            assert refused.value.kind.code == "forbidden"
+    async with watching(server, name_of(server), token) as socket:
+        await socket.send(json.dumps({"type": "close"}))
+        await socket.wait_closed()
+    more, _ = await watch(client, 3)
+    assert np.array_equal(pictures(media + more), alone(4, {0: PROMPT}))
 
 
 @pytest.mark.parametrize("entrance", ["resume", "watch"])
-def test_a_token_that_was_not_given_for_watching_opens_nothing(start: Starter, entrance: str) -> None:
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        await watch(client, 1)
-        token = "a" * 32 if entrance == "watch" else token_of(server, name_of(server))
-        url = f"{server.url.replace('http', 'ws')}/v1/sessions/{name_of(server)}/stream"
-        offered = Entrance(**{entrance: token}).subprotocols()  # type: ignore[arg-type]
-        async with connect(url, subprotocols=[*offered]) as socket:  # type: ignore[list-item]
-            with pytest.raises(ServeError) as refused:
-                await received(socket, 1 << 20)
-            assert refused.value.kind.code == "unauthorized"
-        await watch(client, 2)
-
-    run(test, server)
+async def test_a_token_that_was_not_given_for_watching_opens_nothing(
+    server: Running, entrance: str, new_client: NewClient
+) -> None:
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    await watch(client, 1)
+    token = "a" * 32 if entrance == "watch" else token_of(server, name_of(server))
+    url = f"{server.url.replace('http', 'ws')}/v1/sessions/{name_of(server)}/stream"
+    offered = Entrance(**{entrance: token}).subprotocols()  # type: ignore[arg-type]
+    async with connect(url, subprotocols=[*offered]) as socket:  # type: ignore[list-item]
+        with pytest.raises(ServeError) as refused:
+            await received(socket, 1 << 20)
+        assert refused.value.kind.code == "unauthorized"
+    await watch(client, 2)
 
 
-def test_a_link_is_given_to_the_owner_alone_and_ends_with_the_session(start: Starter) -> None:
+async def test_a_link_is_given_to_the_owner_alone_and_ends_with_the_session(start: Starter) -> None:
     server = start(keys=("a key of one person", "a key of another person"))
-
-    async def test(_: Callable[[], AsyncClient]) -> None:
-        async with AsyncClient(server.url, "a key of one person") as client:
-            await client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-            await watch(client, 1)
-            url = f"{server.url}/v1/sessions/{name_of(server)}/watch"
-            assert http(url, "POST")[0] == 401
-            assert http(url, "POST", key="a key of another person")[0] == 404
-            token = http(url, "POST", key="a key of one person")[1]["watch"]
-            async with watching(server, name_of(server), token) as socket:
-                assert json.loads(await socket.recv())["type"] == "ready"
-                await client.close()
-                with pytest.raises(ServeError) as ended:
-                    await received(socket, 1 << 20)
-                assert not ended.value.kind.retryable
-
-    run(test, server)
-
-
-def test_whoever_does_not_know_the_codec_or_comes_too_many_is_refused(start: Starter) -> None:
-    server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    async with AsyncClient(server.url, "a key of one person") as client:
+        await client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         await watch(client, 1)
-        token = token_of(server, name_of(server))
-        async with watching(server, name_of(server), token, {**HELLO, "codecs": ["h264"]}) as socket:
-            with pytest.raises(ServeError) as refused:
-                await received(socket, 1)
-            assert refused.value.kind.code == "unsupported"
-        async with AsyncExitStack() as opened:
-            for _ in range(MOST_WATCHERS):
-                socket = await opened.enter_async_context(watching(server, name_of(server), token))
-                assert json.loads(await socket.recv())["type"] == "ready"
+        url = f"{server.url}/v1/sessions/{name_of(server)}/watch"
+        assert http(url, "POST")[0] == 401
+        assert http(url, "POST", key="a key of another person")[0] == 404
+        token = http(url, "POST", key="a key of one person")[1]["watch"]
+        async with watching(server, name_of(server), token) as socket:
+            assert json.loads(await socket.recv())["type"] == "ready"
+            await client.close()
+            with pytest.raises(ServeError) as ended:
+                await received(socket, 1 << 20)
+            assert not ended.value.kind.retryable
+
+
+async def test_whoever_does_not_know_the_codec_or_comes_too_many_is_refused(
+    server: Running, new_client: NewClient
+) -> None:
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    await watch(client, 1)
+    token = token_of(server, name_of(server))
+    async with watching(server, name_of(server), token, {**HELLO, "codecs": ["h264"]}) as socket:
+        with pytest.raises(ServeError) as refused:
+            await received(socket, 1)
+        assert refused.value.kind.code == "unsupported"
+    async with AsyncExitStack() as opened:
+        for _ in range(MOST_WATCHERS):
             socket = await opened.enter_async_context(watching(server, name_of(server), token))
-            with pytest.raises(ServeError) as refused:
-                await received(socket, 1)
-            assert refused.value.kind.code == "full"
-        end = time.monotonic() + LIMIT_S
-        while server.manager.sessions[name_of(server)].viewer.watchers.count:
-            assert time.monotonic() < end, "watchers who have gone are kept"
-            await asyncio.sleep(0.05)
+            assert json.loads(await socket.recv())["type"] == "ready"
+        socket = await opened.enter_async_context(watching(server, name_of(server), token))
+        with pytest.raises(ServeError) as refused:
+            await received(socket, 1)
+        assert refused.value.kind.code == "full"
+    end = time.monotonic() + LIMIT_S
+    while server.manager.sessions[name_of(server)].viewer.watchers.count:
+        assert time.monotonic() < end, "watchers who have gone are kept"
+        await asyncio.sleep(0.05)
 
-    run(test, server)
 
-
-def test_a_watcher_who_sends_too_much_is_sent_away_alone(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
+async def test_a_watcher_who_sends_too_much_is_sent_away_alone(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
 ) -> None:
     monkeypatch.setattr(seko_serve.http.access, "MESSAGES", (1e-6, 3.0))
     server = start()
     ping = json.dumps({"type": "ping", "t": 1})
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        name = name_of(server)
-        token = token_of(server, name)
-        async with watching(server, name, token) as loud, watching(server, name, token) as quiet:
-            for socket in (loud, quiet):
-                assert json.loads(await socket.recv())["type"] == "ready"
-            for _ in range(4):
-                await loud.send(ping)
-            with pytest.raises(ServeError) as refused:
-                await received(loud, 1 << 20)
-            assert refused.value.kind.code == "too_many_requests"
-            await quiet.send(ping)
-            async for data in quiet:  # beside frames; a socket that was closed raises here
-                if isinstance(data, str) and json.loads(data)["type"] == "pong":
-                    break
-
-    run(test, server)
+    await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    name = name_of(server)
+    token = token_of(server, name)
+    async with watching(server, name, token) as loud, watching(server, name, token) as quiet:
+        for socket in (loud, quiet):
+            assert json.loads(await socket.recv())["type"] == "ready"
+        for _ in range(4):
+            await loud.send(ping)
+        with pytest.raises(ServeError) as refused:
+            await received(loud, 1 << 20)
+        assert refused.value.kind.code == "too_many_requests"
+        await quiet.send(ping)
+        async for data in quiet:  # beside frames; a socket that was closed raises here
+            if isinstance(data, str) and json.loads(data)["type"] == "pong":
+                break
 
 
-def test_a_watcher_who_reads_too_slowly_is_sent_away_and_the_others_are_not() -> None:
-    async def test() -> None:
-        watchers = Watchers(asyncio.get_running_loop())
-        slow, quick = (watchers.enter("ready", began=False) for _ in range(2))
-        watchers.send(b"delta")
-        assert await quick.messages() == ["ready"]  # nothing before a key frame
-        for number in range(MOST_BEHIND + 2):
-            watchers.send(b"key", begins=number == 0)
-            assert await quick.messages() == [b"key"]
-        assert slow.end is not None
-        assert slow.end.retry_after is not None
-        assert quick.end is None
-        assert not slow.outbox
-        assert watchers.count == 1
-
-    asyncio.run(test())
+async def test_a_watcher_who_reads_too_slowly_is_sent_away_and_the_others_are_not() -> None:
+    watchers = Watchers(asyncio.get_running_loop())
+    slow, quick = (watchers.enter("ready", began=False) for _ in range(2))
+    watchers.send(b"delta")
+    assert await quick.messages() == ["ready"]  # nothing before a key frame
+    for number in range(MOST_BEHIND + 2):
+        watchers.send(b"key", begins=number == 0)
+        assert await quick.messages() == [b"key"]
+    assert slow.end is not None
+    assert slow.end.retry_after is not None
+    assert quick.end is None
+    assert not slow.outbox
+    assert watchers.count == 1
 
 
 @pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")

@@ -61,9 +61,9 @@ from tests.speech.toy_speech import (
     write_artifact,
 )
 
-from .conftest import Running, Starter
+from .conftest import NewClient, Running, Starter
 from .test_controls import noise, wav
-from .test_server import http, run
+from .test_server import http
 from .test_watching import figures
 
 
@@ -323,7 +323,9 @@ def test_a_voice_whose_name_no_path_takes_is_refused(start: Starter, name: str) 
     assert (status, answer["error"]["param"]) == (400, "name")
 
 
-def test_a_session_speaks_with_a_kept_voice_also_in_the_next_process(start: Starter, tmp_path: Path) -> None:
+async def test_a_session_speaks_with_a_kept_voice_also_in_the_next_process(
+    start: Starter, tmp_path: Path, new_client: NewClient
+) -> None:
     store, recording = tmp_path / "store", noise(VOICE.samples)
     first = start(opener, snapshots=str(store), snapshot_every=1)
     sound = {"ref_audio": base64.b64encode(wav(recording, VOICE.sample_rate)).decode(), "ref_text": "yes"}
@@ -333,24 +335,20 @@ def test_a_session_speaks_with_a_kept_voice_also_in_the_next_process(start: Star
         ({"voice": {"id": "ada"}, "voice_text": "a"}, 400),
     ):
         assert http(f"{first.url}/v1/sessions", "POST", table)[0] == status
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(audio=["pcm"], seed=3, voice={"id": "ada"})
-        await client.send("text", text="hallo.\n")
-        said = await heard(client, 2)
-        await client.drop()
-        await asyncio.to_thread(first.stop)
-        client._url = start(opener, snapshots=str(store)).url  # which keeps no voice
-        await client.resume()
-        while not said[-1].last:
-            said += await heard(client)
-        with open_pool() as pool:
-            samples = recording.astype(np.float32) / 32768
-            wanted = said_alone("hallo.", pool.encode_voice(continued=samples, text="yes"), seed=3)
-        content = {media.first: media.payload for media in said}
-        assert b"".join(content[first] for first in sorted(content)) == levels(wanted).tobytes()
-
-    run(test, first)
+    client = await new_client(first).open(audio=["pcm"], seed=3, voice={"id": "ada"})
+    await client.send("text", text="hallo.\n")
+    said = await heard(client, 2)
+    await client.drop()
+    await asyncio.to_thread(first.stop)
+    client._url = start(opener, snapshots=str(store)).url  # which keeps no voice
+    await client.resume()
+    while not said[-1].last:
+        said += await heard(client)
+    with open_pool() as pool:
+        samples = recording.astype(np.float32) / 32768
+        wanted = said_alone("hallo.", pool.encode_voice(continued=samples, text="yes"), seed=3)
+    content = {media.first: media.payload for media in said}
+    assert b"".join(content[first] for first in sorted(content)) == levels(wanted).tobytes()
 
 
 def test_voices_are_kept_for_their_key_alone(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,40 +426,36 @@ def test_a_file_that_has_no_such_rate_is_refused_before_anything_is_spoken(form:
     assert refused.value.kind.code == "unsupported"
 
 
-def test_pieces_of_a_text_are_spoken_as_they_are_written(start: Starter) -> None:
+async def test_pieces_of_a_text_are_spoken_as_they_are_written(start: Starter, new_client: NewClient) -> None:
     server = start(opener)
+    client = await new_client(server).open(audio=["pcm"], buffer=8, seed=5)
+    assert client.ready["audio"]["rate"] == PATCH.sample_rate
+    heard: list[bytes] = []
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(audio=["pcm"], buffer=8, seed=5)
-        assert client.ready["audio"]["rate"] == PATCH.sample_rate
-        heard: list[bytes] = []
+    async def listen(until: int) -> None:
+        """Take sound until so many texts have ended."""
+        async for received in client.messages():
+            if isinstance(received, Media):
+                heard.append(received.payload)
+                until -= received.last
+                if not until:
+                    return
+            elif received["type"] == "chunk":
+                await client.send("ack", chunk=received["chunk"])
 
-        async def listen(until: int) -> None:
-            """Take sound until so many texts have ended."""
-            async for received in client.messages():
-                if isinstance(received, Media):
-                    heard.append(received.payload)
-                    until -= received.last
-                    if not until:
-                        return
-                elif received["type"] == "chunk":
-                    await client.send("ack", chunk=received["chunk"])
-
-        for piece in ("ha", "ll"):
-            await client.send("text", text=piece)
-        await client.send("text", text="o.\n")
-        await listen(1)
-        assert np.array_equal(
-            np.frombuffer(b"".join(heard), "<i2"), levels(said_alone("hallo.", seed=5))
-        )  # before the rest is written
-        await client.send("text", text="zzzz!\naa", last=True)
-        heard.clear()
-        await listen(1)
-        wanted = levels([*said_alone("zzzz!", seed=5), *said_alone("aa", seed=5)])
-        assert np.array_equal(np.frombuffer(b"".join(heard), "<i2"), wanted)
-        await client.close()
-
-    run(test, server)
+    for piece in ("ha", "ll"):
+        await client.send("text", text=piece)
+    await client.send("text", text="o.\n")
+    await listen(1)
+    assert np.array_equal(
+        np.frombuffer(b"".join(heard), "<i2"), levels(said_alone("hallo.", seed=5))
+    )  # before the rest is written
+    await client.send("text", text="zzzz!\naa", last=True)
+    heard.clear()
+    await listen(1)
+    wanted = levels([*said_alone("zzzz!", seed=5), *said_alone("aa", seed=5)])
+    assert np.array_equal(np.frombuffer(b"".join(heard), "<i2"), wanted)
+    await client.close()
 
 
 async def heard(client: AsyncClient, chunks: int = 0) -> list[Media]:
@@ -478,74 +472,70 @@ async def heard(client: AsyncClient, chunks: int = 0) -> list[Media]:
     return sound
 
 
-def test_texts_that_come_during_a_pause_count_among_those_that_wait(start: Starter) -> None:
+async def test_texts_that_come_during_a_pause_count_among_those_that_wait(
+    start: Starter, new_client: NewClient
+) -> None:
     server = start(opener)
     part = "hallo.\n" * (MAX_PROMPT_LETTERS // len("hallo.\n"))
     fit = MAX_LETTERS_AHEAD // len(part)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(audio=["pcm"], seed=3)
-        await client.send("pause")
-        ids = [await client.send("text", text=part) for _ in range(fit + 1)]
-        await client.send("restart")  # drops them
-        await client.send("text", text="abc", last=True)
-        await client.send("play")
-        sound, rejected = [], []
-        async for received in client.messages():
-            if isinstance(received, Media):
-                sound.append(received.payload)
-                if received.last:
-                    break
-            elif received["type"] == "rejected":
-                rejected.append((received["id"], received["code"]))
-            elif received["type"] == "chunk":
-                await client.send("ack", chunk=received["chunk"])
-        assert rejected == [(ids[-1], "too_large")]
-        assert b"".join(sound) == levels(said_alone("abc", seed=3)).tobytes()
-
-    run(test, server)
+    client = await new_client(server).open(audio=["pcm"], seed=3)
+    await client.send("pause")
+    ids = [await client.send("text", text=part) for _ in range(fit + 1)]
+    await client.send("restart")  # drops them
+    await client.send("text", text="abc", last=True)
+    await client.send("play")
+    sound, rejected = [], []
+    async for received in client.messages():
+        if isinstance(received, Media):
+            sound.append(received.payload)
+            if received.last:
+                break
+        elif received["type"] == "rejected":
+            rejected.append((received["id"], received["code"]))
+        elif received["type"] == "chunk":
+            await client.send("ack", chunk=received["chunk"])
+    assert rejected == [(ids[-1], "too_large")]
+    assert b"".join(sound) == levels(said_alone("abc", seed=3)).tobytes()
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_text_is_spoken_on_by_the_next_process(start: Starter, tmp_path: Path, killed: bool) -> None:
+async def test_a_text_is_spoken_on_by_the_next_process(
+    start: Starter, tmp_path: Path, killed: bool, new_client: NewClient
+) -> None:
     """Its end was not spoken, a piece of it was no sentence yet, and its voice is a recording."""
     store, recording = tmp_path / "store", noise(2 * VOICE.samples)
     first = start(opener, snapshots=str(store), snapshot_every=2)
     texts = ("hallo.", "zzzz.", "ab")
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        voice = base64.b64encode(wav(recording, VOICE.sample_rate)).decode()
-        client = await new_client().open(audio=["pcm"], seed=3, voice=voice, voice_text="yes")
-        await client.send("text", text="hallo.\nzzzz.\na")
-        sound = await heard(client, 3)
-        if killed:
-            (session,) = first.manager.sessions.values()
-            while not (session.made_chunks == 3 + CREDIT and session.settled):
-                await asyncio.sleep(0.02)
-            shutil.copytree(store, tmp_path / "left")  # as a process that is killed leaves it
-        else:
-            await client.drop()
-            await asyncio.to_thread(first.stop)
-        client._url = start(opener, snapshots=str(tmp_path / "left" if killed else store)).url
-        await client.resume()
-        await client.send("text", text="b", last=True)
-        while not sound[-1].last:
-            sound += await heard(client)
-        samples = recording.astype(np.float32) / 32768
-        with open_pool() as pool:
-            said_with = pool.encode_voice(continued=samples, text="yes")
-        wanted = levels([patch for text in texts for patch in said_alone(text, said_with, seed=3)])
-        for media in sound:  # by a killed process some is sent again
-            part = wanted[media.first : media.first + media.count]
-            assert np.array_equal(np.frombuffer(media.payload, "<i2"), part)
-        places = {place for media in sound for place in range(media.first, media.first + media.count)}
-        assert places == set(range(len(wanted)))
-
-    run(test, first)
+    voice = base64.b64encode(wav(recording, VOICE.sample_rate)).decode()
+    client = await new_client(first).open(audio=["pcm"], seed=3, voice=voice, voice_text="yes")
+    await client.send("text", text="hallo.\nzzzz.\na")
+    sound = await heard(client, 3)
+    if killed:
+        (session,) = first.manager.sessions.values()
+        while not (session.made_chunks == 3 + CREDIT and session.settled):
+            await asyncio.sleep(0.02)
+        shutil.copytree(store, tmp_path / "left")  # as a process that is killed leaves it
+    else:
+        await client.drop()
+        await asyncio.to_thread(first.stop)
+    client._url = start(opener, snapshots=str(tmp_path / "left" if killed else store)).url
+    await client.resume()
+    await client.send("text", text="b", last=True)
+    while not sound[-1].last:
+        sound += await heard(client)
+    samples = recording.astype(np.float32) / 32768
+    with open_pool() as pool:
+        said_with = pool.encode_voice(continued=samples, text="yes")
+    wanted = levels([patch for text in texts for patch in said_alone(text, said_with, seed=3)])
+    for media in sound:  # by a killed process some is sent again
+        part = wanted[media.first : media.first + media.count]
+        assert np.array_equal(np.frombuffer(media.payload, "<i2"), part)
+    places = {place for media in sound for place in range(media.first, media.first + media.count)}
+    assert places == set(range(len(wanted)))
 
 
-def test_a_sentence_goes_on_in_the_voice_of_the_one_before_also_in_the_next_process(
-    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_sentence_goes_on_in_the_voice_of_the_one_before_also_in_the_next_process(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
 ) -> None:
     """Over the socket, across a snapshot within the first sentence, and over HTTP: the same bytes."""
     monkeypatch.setattr(SpeechManifest, "session_positions", 32)
@@ -561,24 +551,20 @@ def test_a_sentence_goes_on_in_the_voice_of_the_one_before_also_in_the_next_proc
     )
     wanted = levels(said_in_turn(texts, positions=32, seed=seed))
     first = start(opener, snapshots=store)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(audio=["pcm"], seed=seed)
-        await client.send("text", text=" ".join(texts), last=True)
-        sound = await heard(client, 2)
-        await client.drop()
-        await asyncio.to_thread(first.stop)
-        client._url = start(opener, snapshots=store).url
-        await client.resume()
-        while not sound[-1].last:
-            sound += await heard(client)
-        for media in sound:
-            part = wanted[media.first : media.first + media.count]
-            assert np.array_equal(np.frombuffer(media.payload, "<i2"), part)
-        assert sound[-1].first + sound[-1].count == len(wanted)
-        await client.close()
-
-    run(test, first)
+    client = await new_client(first).open(audio=["pcm"], seed=seed)
+    await client.send("text", text=" ".join(texts), last=True)
+    sound = await heard(client, 2)
+    await client.drop()
+    await asyncio.to_thread(first.stop)
+    client._url = start(opener, snapshots=store).url
+    await client.resume()
+    while not sound[-1].last:
+        sound += await heard(client)
+    for media in sound:
+        part = wanted[media.first : media.first + media.count]
+        assert np.array_equal(np.frombuffer(media.payload, "<i2"), part)
+    assert sound[-1].first + sound[-1].count == len(wanted)
+    await client.close()
     content, _ = spoken(start(opener).url, input=" ".join(texts), seed=seed, response_format="pcm")
     assert np.array_equal(np.frombuffer(content, "<i2"), wanted)
 
@@ -631,20 +617,16 @@ def test_a_listener_that_takes_nothing_frees_its_row(start: Starter, monkeypatch
     assert session.facts()["chunks"] < 580 * len(said_alone("hallo."))
 
 
-def test_several_listeners_share_calls_and_hear_their_own(start: Starter) -> None:
+async def test_several_listeners_share_calls_and_hear_their_own(start: Starter) -> None:
     server = start(opener)
-
-    async def test(_: Callable[[], AsyncClient]) -> None:
-        texts = ("abc", "zzzz", "hallo")
-        asked = [
-            asyncio.to_thread(spoken, server.url, input=text, seed=number, response_format="pcm")
-            for number, text in enumerate(texts)
-        ]
-        for number, (content, _headers) in enumerate(await asyncio.gather(*asked)):
-            wanted = levels(said_alone(texts[number], seed=number))
-            assert np.array_equal(np.frombuffer(content, "<i2"), wanted)
-
-    run(test, server)
+    texts = ("abc", "zzzz", "hallo")
+    asked = [
+        asyncio.to_thread(spoken, server.url, input=text, seed=number, response_format="pcm")
+        for number, text in enumerate(texts)
+    ]
+    for number, (content, _headers) in enumerate(await asyncio.gather(*asked)):
+        wanted = levels(said_alone(texts[number], seed=number))
+        assert np.array_equal(np.frombuffer(content, "<i2"), wanted)
 
 
 @pytest.mark.parametrize("form", ["reference", "continued", "both"])
@@ -675,7 +657,7 @@ def test_a_voice_is_a_recording_that_is_sent(start: Starter, form: str) -> None:
     assert content != spoken(server.url, input="abc", seed=2, response_format="pcm")[0]
 
 
-def test_streams_go_on_while_the_voice_of_another_session_is_encoded(start: Starter) -> None:
+async def test_streams_go_on_while_the_voice_of_another_session_is_encoded(start: Starter) -> None:
     """As many calls of the encoder as the session has room for, and calls of the other session between them."""
     called: list[str] = []
 
@@ -695,22 +677,16 @@ def test_streams_go_on_while_the_voice_of_another_session_is_encoded(start: Star
 
     server, recording = start(logging_opener), noise(10 * VOICE.patch_samples)
     voice = base64.b64encode(wav(recording, VOICE.sample_rate)).decode()
-
-    async def test(_: Callable[[], AsyncClient]) -> None:
-        text = "hallo.\n" * 500
-        streamed = asyncio.create_task(
-            asyncio.to_thread(spoken, server.url, input=text, response_format="pcm")
-        )
-        while not server.manager.sessions:
-            await asyncio.sleep(0.01)
-        called.clear()
-        await asyncio.to_thread(spoken, server.url, input="abc", response_format="pcm", ref_audio=voice)
-        (session,) = server.manager.sessions.values()  # the first one still speaks
-        await server_call(server, session.finish, ServeError("conflict", "enough"))
-        with pytest.raises(IncompleteRead):
-            await streamed
-
-    run(test, server)
+    text = "hallo.\n" * 500
+    streamed = asyncio.create_task(asyncio.to_thread(spoken, server.url, input=text, response_format="pcm"))
+    while not server.manager.sessions:
+        await asyncio.sleep(0.01)
+    called.clear()
+    await asyncio.to_thread(spoken, server.url, input="abc", response_format="pcm", ref_audio=voice)
+    (session,) = server.manager.sessions.values()  # the first one still speaks
+    await server_call(server, session.finish, ServeError("conflict", "enough"))
+    with pytest.raises(IncompleteRead):
+        await streamed
     calls = [place for place, name in enumerate(called) if name == VOICE_PROGRAM]
     assert len(calls) == 5
     assert all(after - before > 1 for before, after in pairwise(calls))
@@ -781,19 +757,17 @@ def test_what_cannot_be_spoken_is_refused(
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
 
 
-def test_a_sentence_that_does_not_fit_ends_the_session_with_the_reason(start: Starter) -> None:
+async def test_a_sentence_that_does_not_fit_ends_the_session_with_the_reason(
+    start: Starter, new_client: NewClient
+) -> None:
     server = start(opener)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=[], audio=["pcm"])
-        await client.send("text", text="a" * 100, last=True)
-        with pytest.raises(ServeError) as ended:
-            async for _ in client.messages():
-                pass
-        assert ended.value.kind.code == "bad_request"
-        assert "speak shorter texts" in ended.value.message
-
-    run(test, server)
+    client = await new_client(server).open(codecs=[], audio=["pcm"])
+    await client.send("text", text="a" * 100, last=True)
+    with pytest.raises(ServeError) as ended:
+        async for _ in client.messages():
+            pass
+    assert ended.value.kind.code == "bad_request"
+    assert "speak shorter texts" in ended.value.message
 
 
 @contextmanager
@@ -872,32 +846,32 @@ def test_no_sentence_is_too_long_once_sound_was_sent(start: Starter) -> None:
     assert server.manager.device.metrics.opening._sum.get() == 0  # no row was taken
 
 
-def test_a_text_with_nothing_to_say_is_applied_and_says_so(start: Starter) -> None:
+async def test_a_text_with_nothing_to_say_is_applied_and_says_so(
+    start: Starter, new_client: NewClient
+) -> None:
     server = start(opener)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(audio=["pcm"], buffer=8)
-        for number, (text, last) in enumerate((("😄", True), ("...", False), ("\n", True))):
-            await client.send("text", text=text, last=last)
-            async for received in client.messages():
-                if not isinstance(received, Media) and received["type"] == "applied":
-                    assert received["note"] == "the text has nothing to say: it has no letter and no digit"
-                    assert (received["id"], received["chunk"]) == (str(number + 1), 0)
-                    break
-        await client.send("text", text="hallo!", last=True)
-        wanted = said_alone("hallo!")
-        assert np.array_equal(
-            np.frombuffer(b"".join(media.payload for media in await heard(client)), "<i2"), levels(wanted)
-        )
-        await client.close()
-
-    run(test, server)
+    client = await new_client(server).open(audio=["pcm"], buffer=8)
+    for number, (text, last) in enumerate((("😄", True), ("...", False), ("\n", True))):
+        await client.send("text", text=text, last=last)
+        async for received in client.messages():
+            if not isinstance(received, Media) and received["type"] == "applied":
+                assert received["note"] == "the text has nothing to say: it has no letter and no digit"
+                assert (received["id"], received["chunk"]) == (str(number + 1), 0)
+                break
+    await client.send("text", text="hallo!", last=True)
+    wanted = said_alone("hallo!")
+    assert np.array_equal(
+        np.frombuffer(b"".join(media.payload for media in await heard(client)), "<i2"), levels(wanted)
+    )
+    await client.close()
 
 
 @pytest.mark.parametrize(
     ("text", "words"), [("a\0b", "a zero character"), ("\ud83d", "half of a surrogate pair")]
 )
-def test_a_text_that_no_tokenizer_takes_is_refused_by_its_name(start: Starter, text: str, words: str) -> None:
+async def test_a_text_that_no_tokenizer_takes_is_refused_by_its_name(
+    start: Starter, text: str, words: str, new_client: NewClient
+) -> None:
     server = start(opener)
     for path, table, field in (
         ("audio/speech", {"input": text}, "input"),
@@ -906,20 +880,16 @@ def test_a_text_that_no_tokenizer_takes_is_refused_by_its_name(start: Starter, t
     ):
         code, answer = http(f"{server.url}/v1/{path}", "POST", table)
         assert (code, f"{field} has {words}" in answer["error"]["message"]) == (400, True), answer
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(audio=["pcm"], buffer=8)
-        await client.send("text", text=text, last=True)
-        async for received in client.messages():
-            if not isinstance(received, Media) and received["type"] == "rejected":
-                assert (received["code"], f"text.text has {words}" in received["message"]) == (
-                    "bad_request",
-                    True,
-                )
-                break
-        await client.close()
-
-    run(test, server)
+    client = await new_client(server).open(audio=["pcm"], buffer=8)
+    await client.send("text", text=text, last=True)
+    async for received in client.messages():
+        if not isinstance(received, Media) and received["type"] == "rejected":
+            assert (received["code"], f"text.text has {words}" in received["message"]) == (
+                "bad_request",
+                True,
+            )
+            break
+    await client.close()
 
 
 def spoken_in_http_1_0(url: str, **table: object) -> HTTPResponse:

@@ -18,9 +18,9 @@ import pytest
 from seko_runtime.errors import LibraryMissingError, UsageError
 from seko_serve import tracing
 
-from .conftest import Starter
+from .conftest import NewClient, Starter
 from .test_request_ids import TRACE, id_of
-from .test_server import http, run
+from .test_server import http
 from .test_speech import opener, spoken
 
 pytest.importorskip("opentelemetry.sdk", reason="needs seko-serve[otel]")
@@ -93,36 +93,29 @@ def test_steps_and_encoding_of_speech_are_below_its_request(start: Starter, span
     assert "hallo" not in "".join(span.to_json() for span in spans())
 
 
-def test_a_request_that_waited_has_its_time_in_the_queue(start: Starter, spans: Any) -> None:
+async def test_a_request_that_waited_has_its_time_in_the_queue(
+    start: Starter, spans: Any, new_client: NewClient
+) -> None:
     server = start(opener, max_sessions=1, queue=1)
-
-    async def test(new_client: Any) -> None:
-        client = await new_client().open(audio=["pcm"])
-        waiting = asyncio.create_task(
-            asyncio.to_thread(spoken, server.url, input="abc", response_format="pcm")
-        )
-        while not server.manager.admission.waiting:
-            await asyncio.sleep(0.01)
-        await client.close()
-        await waiting
-
-    run(test, server)
+    client = await new_client(server).open(audio=["pcm"])
+    waiting = asyncio.create_task(asyncio.to_thread(spoken, server.url, input="abc", response_format="pcm"))
+    while not server.manager.admission.waiting:
+        await asyncio.sleep(0.01)
+    await client.close()
+    await waiting
     queue, request = ended(spans, "queue"), ended(spans, "POST /v1/audio/speech")
     assert queue.parent.span_id == request.context.span_id
     assert request.start_time < queue.start_time < queue.end_time
 
 
-def test_a_trace_goes_on_from_the_gateway_to_its_box(tmp_path: Path, spans: Any) -> None:
+async def test_a_trace_goes_on_from_the_gateway_to_its_box(tmp_path: Path, spans: Any) -> None:
     pytest.importorskip("aiohttp", reason="needs seko-serve[ray]")
     from .fleets import Fleet, memory
 
-    async def test() -> None:
-        async with Fleet(tmp_path, memory()).running() as fleet:
-            await fleet.box(opener)
-            trace = f"00-{TRACE}-{SPAN}-01"
-            assert await asyncio.to_thread(id_of, f"{fleet.url}/v1/sessions", trace, {"seed": 1}) == TRACE
-
-    asyncio.run(asyncio.wait_for(test(), 60))
+    async with Fleet(tmp_path, memory()).running() as fleet:
+        await fleet.box(opener)
+        trace = f"00-{TRACE}-{SPAN}-01"
+        assert await asyncio.to_thread(id_of, f"{fleet.url}/v1/sessions", trace, {"seed": 1}) == TRACE
     box, gateway = named(spans, "POST /v1/sessions")  # that of the box ends first
     assert box.parent.span_id == gateway.context.span_id
     assert format(gateway.parent.span_id, "016x") == SPAN

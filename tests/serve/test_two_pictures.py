@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from seko_runtime import Pool
 from seko_runtime.controls import controls_of
 from seko_runtime.video.manifest import VideoManifest
-from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.live.device import pool_of
 from seko_serve.video.facts import described
@@ -24,8 +22,8 @@ from tests.wan_i2v.streams import ONE, TWO
 from tests.wan_i2v.test_picture import LAST, PHOTO, build, clip, manifest_of
 
 from .artifacts import ENVIRONMENT, make_way
-from .conftest import Starter
-from .test_server import run, watch
+from .conftest import NewClient, Starter
+from .test_server import watch
 from .test_uploads import coded
 
 __all__ = ["clip"]
@@ -109,8 +107,11 @@ def test_a_model_of_one_picture_takes_no_last_one(table: Table) -> None:
 
 
 @pytest.mark.slow
-def test_frames_are_the_runtimes_also_when_a_session_starts_over(
-    start: Starter, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+async def test_frames_are_the_runtimes_also_when_a_session_starts_over(
+    start: Starter,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    new_client: NewClient,
 ) -> None:
     """The last picture shows where it arrives, and nowhere before."""
     way = made_once(tmp_path_factory, "serve-way", make_way)
@@ -128,21 +129,19 @@ def test_frames_are_the_runtimes_also_when_a_session_starts_over(
     assert np.array_equal(wanted[4][:13], wanted[0][:13])  # the chunks before latent frame 4
     assert not np.array_equal(wanted[4][13:], wanted[0][13:])
     server = start(lambda: pool_of(way / "artifact"))
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt="a red disc", seed=3, **pictures, last_s=1)
-        shape = (client.ready["height"], client.ready["width"], 3)
-        media, _ = await watch(client, 3)
-        await client.send("restart", seed=3)
-        while not media[-1].chunk or not any(frame.discontinuity for frame in media[1:]):
-            media += (await watch(client, 1))[0]
-        begins = next(at for at, frame in enumerate(media) if at and frame.discontinuity)
-        media += (await watch(client, 2))[0]
-        await client.close()
-        frames = [np.frombuffer(frame.payload, np.uint8).reshape(shape) for frame in media]
-        assert np.array_equal(np.stack(frames[: len(wanted[4])]), wanted[4])
-        again = np.stack(frames[begins : begins + len(wanted[4])])
-        assert np.array_equal(again, wanted[4][: len(again)])
-        assert len(again) > 13
-
-    run(test, server)
+    client = await new_client(server).open(
+        codecs=["rgb24"], prompt="a red disc", seed=3, **pictures, last_s=1
+    )
+    shape = (client.ready["height"], client.ready["width"], 3)
+    media, _ = await watch(client, 3)
+    await client.send("restart", seed=3)
+    while not media[-1].chunk or not any(frame.discontinuity for frame in media[1:]):
+        media += (await watch(client, 1))[0]
+    restarted = next(at for at, frame in enumerate(media) if at and frame.discontinuity)
+    media += (await watch(client, 2))[0]
+    await client.close()
+    frames = [np.frombuffer(frame.payload, np.uint8).reshape(shape) for frame in media]
+    assert np.array_equal(np.stack(frames[: len(wanted[4])]), wanted[4])
+    again = np.stack(frames[restarted : restarted + len(wanted[4])])
+    assert np.array_equal(again, wanted[4][: len(again)])
+    assert len(again) > 13

@@ -18,9 +18,9 @@ from seko_serve.protocol import Media
 from tests.runtime.toy_whole import HEIGHT, WIDTH
 
 from .browser import ALL_INPUTS_ENDED, HELD_DEVICES, browser_path, open_page
-from .conftest import Running, Starter
+from .conftest import NewClient, Running, Starter
 from .test_page import FRAMES, begin
-from .test_server import PROMPT, http, pictures, run, watch
+from .test_server import PROMPT, http, pictures, watch
 from .toys import film_opener
 
 NEEDS_BROWSER = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
@@ -71,90 +71,82 @@ async def rejections(client: AsyncClient, names: set[str]) -> list[dict[str, Any
     return found
 
 
-def test_a_stream_begins_with_the_first_frame_and_follows_frames_and_strength(start: Starter) -> None:
+async def test_a_stream_begins_with_the_first_frame_and_follows_frames_and_strength(
+    start: Starter, new_client: NewClient
+) -> None:
     server = start(film_opener)
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    assert client.ready["takes"]["video"]
+    described = client.ready["controls"]["video_in"]
+    assert described["video"] == {"height": HEIGHT, "width": WIDTH, "fps": 16}
+    assert described["strength"] == {"minimum": 0, "maximum": 1, "default": 0.5, "value": 0.5}
+    await client.send_frame(png(40))
+    media, _ = await watch(client, 3)
+    named = await client.send_frame(png(200))
+    changed = await client.send("control", name="video_in", event={"strength": 0.25})
+    more, messages = await watch(client, 5)
+    applied = {m["id"]: m["chunk"] for m in messages if m["type"] == "applied"}
+    await client.close()
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        assert client.ready["takes"]["video"]
-        described = client.ready["controls"]["video_in"]
-        assert described["video"] == {"height": HEIGHT, "width": WIDTH, "fps": 16}
-        assert described["strength"] == {"minimum": 0, "maximum": 1, "default": 0.5, "value": 0.5}
-        await client.send_frame(png(40))
-        media, _ = await watch(client, 3)
-        named = await client.send_frame(png(200))
-        changed = await client.send("control", name="video_in", event={"strength": 0.25})
-        more, messages = await watch(client, 5)
-        applied = {m["id"]: m["chunk"] for m in messages if m["type"] == "applied"}
-        await client.close()
+    def feed(video: Any, number: int) -> None:
+        if not number:
+            video.take({"frame": picture(40)})
+        if number == applied[named]:
+            video.take({"frame": picture(200)})
+        if number == applied[changed]:
+            video.take({"strength": 0.25})
 
-        def feed(video: Any, number: int) -> None:
-            if not number:
-                video.take({"frame": picture(40)})
-            if number == applied[named]:
-                video.take({"frame": picture(200)})
-            if number == applied[changed]:
-                video.take({"strength": 0.25})
-
-        assert np.array_equal(pictures(media + more), alone(8, feed))
-
-    run(test, server)
+    assert np.array_equal(pictures(media + more), alone(8, feed))
 
 
-def test_while_nothing_is_made_the_newest_frames_wait_and_the_others_are_counted(start: Starter) -> None:
+async def test_while_nothing_is_made_the_newest_frames_wait_and_the_others_are_counted(
+    start: Starter, new_client: NewClient
+) -> None:
     server, more = start(film_opener), 9
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        await client.send_frame(png(1))
-        await watch(client, 2)
-        await client.send("pause")
-        async for received in client.messages():
-            if not isinstance(received, Media) and received["type"] == "chunk":
-                await client.send("ack", chunk=received["chunk"])
-            elif not isinstance(received, Media) and received["type"] == "state":
-                break
-        before = dict(control_of(server).counts)
-        for level in range(MAX_FRAMES + more):
-            await client.send_frame(png(level), dropped=2)
-        await client.send("play")
-        await watch(client, 3)
-        after = control_of(server).counts
-        assert after["frames taken"] - before["frames taken"] == 3 * (MAX_FRAMES + more)
-        assert after["dropped"] - before["dropped"] >= 2 * (MAX_FRAMES + more) + more
-        await client.close()
-
-    run(test, server)
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    await client.send_frame(png(1))
+    await watch(client, 2)
+    await client.send("pause")
+    async for received in client.messages():
+        if not isinstance(received, Media) and received["type"] == "chunk":
+            await client.send("ack", chunk=received["chunk"])
+        elif not isinstance(received, Media) and received["type"] == "state":
+            break
+    before = dict(control_of(server).counts)
+    for level in range(MAX_FRAMES + more):
+        await client.send_frame(png(level), dropped=2)
+    await client.send("play")
+    await watch(client, 3)
+    after = control_of(server).counts
+    assert after["frames taken"] - before["frames taken"] == 3 * (MAX_FRAMES + more)
+    assert after["dropped"] - before["dropped"] >= 2 * (MAX_FRAMES + more) + more
+    await client.close()
 
 
-def test_what_is_no_frame_is_rejected_and_the_stream_goes_on(start: Starter) -> None:
+async def test_what_is_no_frame_is_rejected_and_the_stream_goes_on(
+    start: Starter, new_client: NewClient
+) -> None:
     server = start(film_opener)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        names = [await client.send_frame(b"no picture"), await client.send_frame(png(9)[:60])]
-        names.append(await client.send("control", name="video_in", event={"strength": 2}))
-        names.append(await client.send("control", name="video_in", event={"clip": "/etc/passwd"}))
-        await client.send_frame(png(9))
-        rejected = await rejections(client, {*names})
-        assert "no picture" in next(m for m in rejected if m["id"] == names[0])["message"]
-        await watch(client, 3)
-        await client.close()
-
-    run(test, server)
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    names = [await client.send_frame(b"no picture"), await client.send_frame(png(9)[:60])]
+    names.append(await client.send("control", name="video_in", event={"strength": 2}))
+    names.append(await client.send("control", name="video_in", event={"clip": "/etc/passwd"}))
+    await client.send_frame(png(9))
+    rejected = await rejections(client, {*names})
+    assert "no picture" in next(m for m in rejected if m["id"] == names[0])["message"]
+    await watch(client, 3)
+    await client.close()
 
 
-def test_others_take_no_frames_and_videos_by_request_have_no_input(start: Starter) -> None:
+async def test_others_take_no_frames_and_videos_by_request_have_no_input(
+    start: Starter, new_client: NewClient
+) -> None:
     server = start()
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
-        name = await client.send_frame(png(9))
-        (rejected,) = await rejections(client, {name})
-        assert "takes no video" in rejected["message"]
-        await client.close()
-
-    run(test, server)
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
+    name = await client.send_frame(png(9))
+    (rejected,) = await rejections(client, {name})
+    assert "takes no video" in rejected["message"]
+    await client.close()
     status, body = http(f"{start(film_opener).url}/v1/videos", "POST", {"prompt": PROMPT})
     assert status == 415
     assert "input video" in body["error"]["message"]

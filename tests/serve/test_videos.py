@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from http.client import HTTPConnection
@@ -34,7 +34,6 @@ import seko_serve.video.jobs
 from seko_runtime import Chunk, Pool, VideoManifest
 from seko_runtime.errors import EnvironmentLacksError
 from seko_runtime.video.sinks import Mp4Sink
-from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.http.forms import MAX_FIELDS, form_fields
 from seko_serve.live.device import CAUTION, PATIENCE_S, Device, _PartialWork
@@ -45,8 +44,8 @@ from seko_serve.video.fields import PICTURES
 from seko_serve.video.jobs import Video, VideoJobs, _bytes_in
 from tests.runtime import toy_pool, toy_whole
 
-from .conftest import Running, Starter, plain_opener
-from .test_server import LIMIT_S, PROMPT, alone, http, pictures, run, watch
+from .conftest import LIMIT_S, NewClient, Running, Starter, plain_opener
+from .test_server import PROMPT, alone, http, pictures, watch
 
 FPS = toy_pool.pool_manifest().workload.stream.fps
 KEY, OTHER = "a-key-of-the-first-tenant", "a-key-of-the-second-tenant"
@@ -482,24 +481,20 @@ def test_hostile_forms_are_refused(body: bytes) -> None:
         form_fields(KINDS[0], body + end)
 
 
-def test_a_live_session_takes_the_row_of_a_video_which_goes_on_behind_it(
-    start: Starter, written: list[np.ndarray]
+async def test_a_live_session_takes_the_row_of_a_video_which_goes_on_behind_it(
+    start: Starter, written: list[np.ndarray], new_client: NewClient
 ) -> None:
     server = start(plain_opener)  # one row
     video = created(server, seconds=4)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        while http(f"{server.url}/v1/videos/{video['id']}")[1]["progress"] < 5:
-            await asyncio.sleep(0.005)
-        viewer = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        media, _ = await watch(viewer, 5)
-        frames = http(f"{server.url}/v1/videos/{video['id']}")[1]["progress"]
-        assert frames < 100
-        await viewer.close()
-        seen.append(pictures(media))
-
     seen: list[np.ndarray] = []
-    run(test, server)
+    while http(f"{server.url}/v1/videos/{video['id']}")[1]["progress"] < 5:
+        await asyncio.sleep(0.005)
+    viewer = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    media, _ = await watch(viewer, 5)
+    frames = http(f"{server.url}/v1/videos/{video['id']}")[1]["progress"]
+    assert frames < 100
+    await viewer.close()
+    seen.append(pictures(media))
     assert ended(server, video["id"])["status"] == "completed"
     with plain_opener() as pool, pool.open_session(seed=3, prompt=PROMPT) as session:
         whole = np.concatenate([session.run_chunk().video()[0] for _ in range(60)])
@@ -507,8 +502,8 @@ def test_a_live_session_takes_the_row_of_a_video_which_goes_on_behind_it(
     assert np.array_equal(np.concatenate(written), whole[: 4 * FPS])
 
 
-def test_a_live_session_takes_the_row_of_a_video_whose_encoder_is_at_work(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
+async def test_a_live_session_takes_the_row_of_a_video_whose_encoder_is_at_work(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
 ) -> None:
     written: list[np.ndarray] = []
     made: list[int] = []
@@ -532,16 +527,12 @@ def test_a_live_session_takes_the_row_of_a_video_whose_encoder_is_at_work(
     monkeypatch.setattr(seko_serve.video.jobs, "BackgroundVideo", Stream)
     server = start(plain_opener)  # one row
     video = created(server, seconds=1)
-
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
+    try:
         for event in (encoding, made_next):
             await asyncio.to_thread(event.wait)
-        viewer = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        viewer = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         await watch(viewer, 2)
         await viewer.close()
-
-    try:
-        run(test, server)
         assert made == [0, 1]  # no more of them wait for the encoder
         assert written == []
     finally:
@@ -550,8 +541,8 @@ def test_a_live_session_takes_the_row_of_a_video_whose_encoder_is_at_work(
     assert np.array_equal(np.concatenate(written), alone(20, {0: PROMPT})[:FPS])
 
 
-def test_a_saved_session_takes_the_row_of_a_video_which_leaves_it_the_row_while_it_is_read(
-    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_saved_session_takes_the_row_of_a_video_which_leaves_it_the_row_while_it_is_read(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_client: NewClient
 ) -> None:
     server, looks = start(plain_opener, snapshots=str(tmp_path / "store"), lease_s=0.3), []  # one row
     fits, real = Device._fits_background, SavedSessions.read
@@ -572,27 +563,24 @@ def test_a_saved_session_takes_the_row_of_a_video_which_leaves_it_the_row_while_
     def progress() -> int:
         return int(http(f"{server.url}/v1/videos/{video['id']}")[1]["progress"])
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        viewer = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        media, _ = await watch(viewer, 2)
-        await viewer.drop()
-        while server.manager.sessions:
-            await asyncio.sleep(0.02)
-        video.update(created(server, seconds=60))
-        while progress() < 1:
-            await asyncio.sleep(0.005)
-        await viewer.resume()
-        before = progress()
-        assert before < 100
-        media += (await watch(viewer, 3))[0]
-        seen.append(pictures(media))
-        await viewer.close()
-        while progress() <= before:  # the video goes on
-            await asyncio.sleep(0.02)
-
     video: dict[str, Any] = {}
     seen: list[np.ndarray] = []
-    run(test, server)
+    viewer = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    media, _ = await watch(viewer, 2)
+    await viewer.drop()
+    while server.manager.sessions:
+        await asyncio.sleep(0.02)
+    video.update(created(server, seconds=60))
+    while progress() < 1:
+        await asyncio.sleep(0.005)
+    await viewer.resume()
+    before = progress()
+    assert before < 100
+    media += (await watch(viewer, 3))[0]
+    seen.append(pictures(media))
+    await viewer.close()
+    while progress() <= before:  # the video goes on
+        await asyncio.sleep(0.02)
     with plain_opener() as pool, pool.open_session(seed=3, prompt=PROMPT) as session:
         whole = np.concatenate([session.run_chunk().video()[0] for _ in range(20)])
     assert np.array_equal(seen[0], whole[: len(seen[0])])

@@ -89,67 +89,66 @@ async def player() -> AsyncIterator[Player]:
             await one.rtc.close()
 
 
-def test_a_player_sees_frames_steers_and_frees_its_place(start: Starter) -> None:
-    server = start()
-
-    async def test() -> None:
-        async with player() as one:
-            await one.watch(server, WATCH)
-            for _ in range(FRAMES):
-                frame = await one.track.recv()
-                assert (frame.width, frame.height) == (24, 8)
-            ready = await one.until("ready")
-            (session,) = server.manager.sessions
-            assert one.place.startswith(f"/v1/sessions/{session}/whep/")
-            assert (ready["session"], ready["fps"]) == (session, 20)
-            one.send("prompt", id="p", text="c a")
-            assert (await one.until("received"))["id"] == "p"
-            assert (await one.until("applied"))["chunk"] > 0
-            one.send("ack", chunk=1 << 20)
-            assert (await one.until("rejected"))["code"] == "conflict"
-            one.send("pause", id="q")
-            assert (await one.until("state"))["paused"] is True
-            assert http(f"{server.url}/v1/sessions/{session}")[1]["state"] == "paused"
-            fragment = "a=mid:0\r\na=candidate:1 1 udp 2130706431 127.0.0.1 9 typ host\r\n"
-            kind = "application/trickle-ice-sdpfrag"
-            assert (await asyncio.to_thread(ask, server.url + one.place, "PATCH", fragment, kind))[0] == 204
-            assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 200
-            assert not server.manager.sessions
-            assert server.manager.admission.running == 0
-
-    asyncio.run(test())
+@pytest.fixture
+async def one() -> AsyncIterator[Player]:
+    """A player that is closed with the test."""
+    one = Player()
+    yield one
+    await one.rtc.close()
 
 
-def test_a_player_that_ends_its_session_frees_its_row_while_the_device_is_busy(start: Starter) -> None:
-    server = start()
+async def test_a_player_sees_frames_steers_and_frees_its_place(server: Running, one: Player) -> None:
+    await one.watch(server, WATCH)
+    for _ in range(FRAMES):
+        frame = await one.track.recv()
+        assert (frame.width, frame.height) == (24, 8)
+    ready = await one.until("ready")
+    (session,) = server.manager.sessions
+    assert one.place.startswith(f"/v1/sessions/{session}/whep/")
+    assert (ready["session"], ready["fps"]) == (session, 20)
+    one.send("prompt", id="p", text="c a")
+    assert (await one.until("received"))["id"] == "p"
+    assert (await one.until("applied"))["chunk"] > 0
+    one.send("ack", chunk=1 << 20)
+    assert (await one.until("rejected"))["code"] == "conflict"
+    one.send("pause", id="q")
+    assert (await one.until("state"))["paused"] is True
+    assert http(f"{server.url}/v1/sessions/{session}")[1]["state"] == "paused"
+    fragment = "a=mid:0\r\na=candidate:1 1 udp 2130706431 127.0.0.1 9 typ host\r\n"
+    kind = "application/trickle-ice-sdpfrag"
+    assert (await asyncio.to_thread(ask, server.url + one.place, "PATCH", fragment, kind))[0] == 204
+    assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 200
+    assert not server.manager.sessions
+    assert server.manager.admission.running == 0
+
+
+async def test_a_player_that_ends_its_session_frees_its_row_while_the_device_is_busy(
+    server: Running, one: Player
+) -> None:
     manager, begun, over = server.manager, threading.Event(), threading.Event()
 
     def busy(_: ServedPool) -> None:
         begun.set()
         over.wait(WAIT_S)
 
-    async def test() -> None:
-        async with player() as one:
-            await one.watch(server, WATCH)
-            await one.until("chunk")
-            call = asyncio.run_coroutine_threadsafe(manager.call(busy), manager._loop)
-            await asyncio.to_thread(begun.wait, WAIT_S)
-            one.send("close")
-            try:
-                while one.rtc.connectionState != "closed":
-                    await asyncio.sleep(0.02)
-            finally:
-                over.set()
-            await asyncio.wrap_future(call)
-            while manager.admission.running:
-                await asyncio.sleep(0.02)
-            free = asyncio.run_coroutine_threadsafe(manager.call(lambda pool: pool.free), manager._loop)
-            assert await asyncio.wrap_future(free) == manager.capacity
-
-    asyncio.run(test())
+    await one.watch(server, WATCH)
+    await one.until("chunk")
+    call = asyncio.run_coroutine_threadsafe(manager.call(busy), manager._loop)
+    await asyncio.to_thread(begun.wait, WAIT_S)
+    one.send("close")
+    try:
+        while one.rtc.connectionState != "closed":
+            await asyncio.sleep(0.02)
+    finally:
+        over.set()
+    await asyncio.wrap_future(call)
+    while manager.admission.running:
+        await asyncio.sleep(0.02)
+    free = asyncio.run_coroutine_threadsafe(manager.call(lambda pool: pool.free), manager._loop)
+    assert await asyncio.wrap_future(free) == manager.capacity
 
 
-def test_a_player_takes_over_from_a_socket_within_a_chunk(
+async def test_a_player_takes_over_from_a_socket_within_a_chunk(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of the chunk is none of the codec that the socket had."""
@@ -161,136 +160,92 @@ def test_a_player_takes_over_from_a_socket_within_a_chunk(
         return encode(self, frame)
 
     monkeypatch.setattr(MjpegEncoder, "encode", slow)
-
-    async def test() -> None:
-        async with player() as one, AsyncClient(server.url) as client:
-            await client.open(codecs=["mjpeg"], prompt=PROMPT)
-            (session,) = server.manager.sessions
-            await one.watch(server, f"/v1/sessions/{session}/whep")
-            await one.until("ready")
-            entered.set()
-            for _ in range(2 * FRAMES):
-                await one.track.recv()
-
-    asyncio.run(test())
+    async with player() as one, AsyncClient(server.url) as client:
+        await client.open(codecs=["mjpeg"], prompt=PROMPT)
+        (session,) = server.manager.sessions
+        await one.watch(server, f"/v1/sessions/{session}/whep")
+        await one.until("ready")
+        entered.set()
+        for _ in range(2 * FRAMES):
+            await one.track.recv()
 
 
-def test_a_player_of_a_paused_session_is_told_so(start: Starter) -> None:
-    server = start()
+async def test_a_player_of_a_paused_session_is_told_so(server: Running, one: Player) -> None:
     name = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]["id"]
     http(f"{server.url}/v1/sessions/{name}", "PATCH", {"paused": True})
-
-    async def test() -> None:
-        async with player() as one:
-            await one.watch(server, f"/v1/sessions/{name}/whep")
-            assert (await one.messages.get())["type"] == "ready"
-            assert (await one.messages.get())["paused"] is True
-            one.send("play", id="p")
-            await one.track.recv()
-
-    asyncio.run(test())
+    await one.watch(server, f"/v1/sessions/{name}/whep")
+    assert (await one.messages.get())["type"] == "ready"
+    assert (await one.messages.get())["paused"] is True
+    one.send("play", id="p")
+    await one.track.recv()
 
 
-def test_a_player_that_ends_its_session_is_told_its_end(start: Starter) -> None:
-    server = start()
-
-    async def test() -> None:
-        async with player() as one:
-            await one.watch(server, WATCH)
-            await one.until("chunk")
-            one.send("close")
-            while (message := await one.messages.get())["type"] not in ("end", "error"):
-                pass
-            assert message == {"type": "end", "reason": "closed"}
-
-    asyncio.run(test())
+async def test_a_player_that_ends_its_session_is_told_its_end(server: Running, one: Player) -> None:
+    await one.watch(server, WATCH)
+    await one.until("chunk")
+    one.send("close")
+    while (message := await one.messages.get())["type"] not in ("end", "error"):
+        pass
+    assert message == {"type": "end", "reason": "closed"}
 
 
-def test_a_session_is_recorded_if_the_players_address_says_so(start: Starter) -> None:
-    server = start()
+async def test_a_session_is_recorded_if_the_players_address_says_so(server: Running, one: Player) -> None:
     assert ask(f"{server.url}{WATCH}&record=yes", "POST", "nothing")[0] == 400
-
-    async def test() -> None:
-        async with player() as one:
-            await one.watch(server, f"{WATCH}&record=true")
-            events = f"{server.url}/v1/sessions/{(await one.until('ready'))['session']}/events"
-            status, recording, _ = await asyncio.to_thread(ask, events, "GET")
-            assert (status, json.loads(recording.splitlines()[0])["begin"]["seed"]) == (200, 3)
-
-    asyncio.run(test())
+    await one.watch(server, f"{WATCH}&record=true")
+    events = f"{server.url}/v1/sessions/{(await one.until('ready'))['session']}/events"
+    status, recording, _ = await asyncio.to_thread(ask, events, "GET")
+    assert (status, json.loads(recording.splitlines()[0])["begin"]["seed"]) == (200, 3)
 
 
-def test_a_session_that_was_opened_before_outlives_its_player(start: Starter) -> None:
-    server = start()
+async def test_a_session_that_was_opened_before_outlives_its_player(server: Running) -> None:
     name = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]["id"]
-
-    async def test() -> None:
-        async with player() as one:
-            await one.watch(server, f"/v1/sessions/{name}/whep")
-            await one.track.recv()
-            assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 200
-        assert server.manager.sessions[name].viewer.detached_at is not None
-
-    asyncio.run(test())
+    async with player() as one:
+        await one.watch(server, f"/v1/sessions/{name}/whep")
+        await one.track.recv()
+        assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 200
+    assert server.manager.sessions[name].viewer.detached_at is not None
 
 
-def test_a_player_that_was_sent_away_ends_its_own_connection_alone(start: Starter) -> None:
-    server = start()
-
-    async def test() -> None:
-        async with player() as one, player() as other:
-            await one.watch(server, WATCH)
-            await one.track.recv()
-            session = one.place.partition("/whep")[0]
-            await other.watch(server, f"{session}/whep")
+async def test_a_player_that_was_sent_away_ends_its_own_connection_alone(server: Running) -> None:
+    async with player() as one, player() as other:
+        await one.watch(server, WATCH)
+        await one.track.recv()
+        session = one.place.partition("/whep")[0]
+        await other.watch(server, f"{session}/whep")
+        await other.track.recv()
+        assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 404
+        await other.until("ready")
+        for _ in range(2 * FRAMES):
             await other.track.recv()
-            assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 404
-            await other.until("ready")
-            for _ in range(2 * FRAMES):
-                await other.track.recv()
-            assert (await asyncio.to_thread(ask, server.url + other.place, "DELETE"))[0] == 200
-
-    asyncio.run(test())
+        assert (await asyncio.to_thread(ask, server.url + other.place, "DELETE"))[0] == 200
 
 
-def test_a_voice_is_heard_beside_the_frames(start: Starter) -> None:
+async def test_a_voice_is_heard_beside_the_frames(start: Starter) -> None:
     server, heard = start(talk_opener), []
     voice = base64.b64encode(wav(noise(80_000))).decode()
     name = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT, "voice": voice})[1]["id"]
-
-    async def test() -> None:
-        async with player() as one:
-            one.rtc.addTransceiver("audio", direction="recvonly")
-            await one.watch(server, f"/v1/sessions/{name}/whep")
-            tracks = {receiver.track.kind: receiver.track for receiver in one.rtc.getReceivers()}
-            for _ in range(FRAMES):
-                await tracks["video"].recv()
-            for _ in range(2 * FRAMES):
-                heard.append((await tracks["audio"].recv()).to_ndarray())
-            assert (await one.until("ready"))["audio"]["codec"] == "pcm"
-
-    asyncio.run(test())
+    async with player() as one:
+        one.rtc.addTransceiver("audio", direction="recvonly")
+        await one.watch(server, f"/v1/sessions/{name}/whep")
+        tracks = {receiver.track.kind: receiver.track for receiver in one.rtc.getReceivers()}
+        for _ in range(FRAMES):
+            await tracks["video"].recv()
+        for _ in range(2 * FRAMES):
+            heard.append((await tracks["audio"].recv()).to_ndarray())
+        assert (await one.until("ready"))["audio"]["codec"] == "pcm"
     assert np.concatenate(heard, 1).std() > 100
 
 
-def test_the_device_waits_for_no_player_that_takes_nothing(start: Starter) -> None:
-    server = start()
-
-    async def test() -> None:
-        async with player() as one:
-            await one.watch(server, WATCH)
-            session = (await one.until("ready"))["session"]
-            while http(f"{server.url}/v1/sessions/{session}")[1]["chunks"] < FRAMES:
-                await asyncio.sleep(0.05)
-
-    asyncio.run(test())
+async def test_the_device_waits_for_no_player_that_takes_nothing(server: Running, one: Player) -> None:
+    await one.watch(server, WATCH)
+    session = (await one.until("ready"))["session"]
+    while http(f"{server.url}/v1/sessions/{session}")[1]["chunks"] < FRAMES:
+        await asyncio.sleep(0.05)
 
 
-def test_the_bitrate_follows_what_the_peer_asks_and_loses_and_the_device_waits_for_neither(
-    start: Starter,
+async def test_the_bitrate_follows_what_the_peer_asks_and_loses_and_the_device_waits_for_neither(
+    server: Running, one: Player
 ) -> None:
-    server = start()
-
     def encoder(session: str) -> Any:
         peer: Any = server.application._webrtc._peers["whep"][session].peer
         return peer._sender._RTCRtpSender__encoder
@@ -299,41 +254,37 @@ def test_the_bitrate_follows_what_the_peer_asks_and_loses_and_the_device_waits_f
         made: int = http(f"{server.url}/v1/sessions/{session}")[1]["chunks"]
         return made
 
-    async def test() -> None:
-        async with player() as one:
-            (receiver,) = one.rtc.getReceivers()
-            receiver._RTCRtpReceiver__remote_bitrate_estimator = None  # what it asks is said here
-            await one.watch(server, WATCH)
-            await one.track.recv()
-            session = (await one.until("ready"))["session"]
-            usual, least = encoder(session).target_bitrate, 300_000
-            estimate = pack_remb_fci(400_000, [*receiver._RTCRtpReceiver__remote_streams])
-            packet = RtcpPsfbPacket(fmt=RTCP_PSFB_APP, ssrc=1, media_ssrc=0, fci=estimate)
-            await receiver._send_rtcp(packet)
-            while encoder(session).target_bitrate > 400_000:
-                await asyncio.sleep(0.02)
-            assert usual > encoder(session).target_bitrate > least
+    (receiver,) = one.rtc.getReceivers()
+    receiver._RTCRtpReceiver__remote_bitrate_estimator = None  # what it asks is said here
+    await one.watch(server, WATCH)
+    await one.track.recv()
+    session = (await one.until("ready"))["session"]
+    usual, least = encoder(session).target_bitrate, 300_000
+    estimate = pack_remb_fci(400_000, [*receiver._RTCRtpReceiver__remote_streams])
+    packet = RtcpPsfbPacket(fmt=RTCP_PSFB_APP, ssrc=1, media_ssrc=0, fci=estimate)
+    await receiver._send_rtcp(packet)
+    while encoder(session).target_bitrate > 400_000:
+        await asyncio.sleep(0.02)
+    assert usual > encoder(session).target_bitrate > least
 
-            whole, count = receiver.transport._handle_rtp_data, 0
+    whole, count = receiver.transport._handle_rtp_data, 0
 
-            async def lossy(data: bytes, **words: Any) -> None:
-                nonlocal count
-                count += 1
-                if count % 5 > 1:  # two of five are lost
-                    await whole(data, **words)
+    async def lossy(data: bytes, **words: Any) -> None:
+        nonlocal count
+        count += 1
+        if count % 5 > 1:  # two of five are lost
+            await whole(data, **words)
 
-            receiver.transport._handle_rtp_data = lossy
-            before = chunks(session)
-            while encoder(session).target_bitrate > least:
-                await asyncio.sleep(0.05)
-            while chunks(session) < before + 5:
-                await asyncio.sleep(0.05)
-            receiver.transport._handle_rtp_data = whole
-            lowest = encoder(session).target_bitrate
-            while encoder(session).target_bitrate < 1.05 * lowest:
-                await asyncio.sleep(0.05)
-
-    asyncio.run(test())
+    receiver.transport._handle_rtp_data = lossy
+    before = chunks(session)
+    while encoder(session).target_bitrate > least:
+        await asyncio.sleep(0.05)
+    while chunks(session) < before + 5:
+        await asyncio.sleep(0.05)
+    receiver.transport._handle_rtp_data = whole
+    lowest = encoder(session).target_bitrate
+    while encoder(session).target_bitrate < 1.05 * lowest:
+        await asyncio.sleep(0.05)
 
 
 def test_what_is_no_offer_takes_no_place(start: Starter) -> None:
@@ -345,7 +296,7 @@ def test_what_is_no_offer_takes_no_place(start: Starter) -> None:
     assert ask(f"{server.url}/v1/sessions/x/whep/x", "DELETE")[0] == 404
 
 
-def test_a_client_learns_the_relay_and_what_else_it_needs(start: Starter) -> None:
+async def test_a_client_learns_the_relay_and_what_else_it_needs(start: Starter, one: Player) -> None:
     """MediaMTX asks for the servers before its offer, and takes no answer without an ETag."""
     key = "k" * 32
     server = start(
@@ -357,22 +308,17 @@ def test_a_client_learns_the_relay_and_what_else_it_needs(start: Starter) -> Non
         assert (told.status, told.headers["accept-post"]) == (204, "application/sdp")
         assert told.headers["link"].startswith('<stun:a.example.org:3478>; rel="ice-server", <turn:b')
         assert links in told.headers["link"]
-
-    async def test() -> None:
-        server = start()
-        async with player() as one:
-            await one.rtc.setLocalDescription(await one.rtc.createOffer())
-            offer = Request(
-                server.url + WATCH,
-                one.rtc.localDescription.sdp.encode(),
-                {"content-type": "application/sdp"},
-            )
-            with await asyncio.to_thread(urlopen, offer) as answer:
-                assert re.fullmatch(r'"\w+"', answer.headers["etag"])
-                assert answer.headers["accept-patch"] == "application/trickle-ice-sdpfrag"
-                assert answer.headers["link"] is None
-
-    asyncio.run(test())
+    server = start()
+    await one.rtc.setLocalDescription(await one.rtc.createOffer())
+    offer = Request(
+        server.url + WATCH,
+        one.rtc.localDescription.sdp.encode(),
+        {"content-type": "application/sdp"},
+    )
+    with await asyncio.to_thread(urlopen, offer) as answer:
+        assert re.fullmatch(r'"\w+"', answer.headers["etag"])
+        assert answer.headers["accept-patch"] == "application/trickle-ice-sdpfrag"
+        assert answer.headers["link"] is None
 
 
 @pytest.mark.parametrize("login", ["user", "user:p\u20ac", "user:p\n"])

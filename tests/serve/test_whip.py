@@ -16,14 +16,13 @@ pytest.importorskip("aiortc")
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription, VideoStreamTrack
 from av import VideoFrame
 
-from seko_serve.client import AsyncClient
 from seko_serve.live.session import MAX_FRAMES
 from tests.runtime.toy_whole import HEIGHT, WIDTH
 
 from .browser import open_page
-from .conftest import Running, Starter
+from .conftest import NewClient, Running, Starter
 from .test_page import FRAMES
-from .test_server import PROMPT, http, run, watch
+from .test_server import PROMPT, http, watch
 from .test_video_in import FAKE_CAMERA, NEEDS_BROWSER, control_of
 from .test_webrtc import WAIT_S, ask, player
 from .toys import film_opener
@@ -78,90 +77,80 @@ def used(server: Running) -> tuple[float, tuple[int, ...]]:
     return (-1.0, ()) if frame is None else (float(frame.mean()), frame.shape)
 
 
-def test_ffmpeg_sends_and_another_player_sees_its_video(start: Starter) -> None:
+async def test_ffmpeg_sends_and_another_player_sees_its_video(start: Starter) -> None:
     server = start(film_opener)
     command = [sys.executable, "-m", "tests.serve.ffmpeg_sender", server.url + SEND, "5"]
-
-    async def test() -> None:
-        ffmpeg = subprocess.Popen(command)
-        try:
-            await until(lambda: server.manager.sessions or ffmpeg.poll() is not None)
-            (name,) = server.manager.sessions
-            async with player() as one:
-                await one.watch(server, f"/v1/sessions/{name}/whep")
+    ffmpeg = subprocess.Popen(command)
+    try:
+        await until(lambda: server.manager.sessions or ffmpeg.poll() is not None)
+        (name,) = server.manager.sessions
+        async with player() as one:
+            await one.watch(server, f"/v1/sessions/{name}/whep")
+            await one.track.recv()
+            first, shape = used(server)
+            assert shape == (HEIGHT, WIDTH, 3)
+            while used(server)[0] < first + 60:
                 await one.track.recv()
-                first, shape = used(server)
-                assert shape == (HEIGHT, WIDTH, 3)
-                while used(server)[0] < first + 60:
-                    await one.track.recv()
-                came = http(f"{server.url}/v1/sessions/{name}")[1]["video_in"]
-                assert came["frames taken"] > came["dropped"] > 0  # it sends more frames than the model takes
-            await until(lambda: ffmpeg.poll() is not None)
-            assert ffmpeg.returncode == 0
-            await until(lambda: not server.manager.sessions)  # it takes its leave
-        finally:
-            ffmpeg.kill()
-
-    asyncio.run(test())
+            came = http(f"{server.url}/v1/sessions/{name}")[1]["video_in"]
+            assert came["frames taken"] > came["dropped"] > 0  # it sends more frames than the model takes
+        await until(lambda: ffmpeg.poll() is not None)
+        assert ffmpeg.returncode == 0
+        await until(lambda: not server.manager.sessions)  # it takes its leave
+    finally:
+        ffmpeg.kill()
 
 
-def test_frames_come_into_a_session_that_its_viewer_plays_on_a_socket(start: Starter) -> None:
+async def test_frames_come_into_a_session_that_its_viewer_plays_on_a_socket(
+    start: Starter, new_client: NewClient
+) -> None:
     """The stream outlives what may happen to its video: another size, a pause, an end, another sender."""
     server = start(film_opener)
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    (name,) = server.manager.sessions
+    path = f"/v1/sessions/{name}/whip"
 
-    async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        (name,) = server.manager.sessions
-        path = f"/v1/sessions/{name}/whip"
-
-        async def shows(level: int) -> None:
-            async with asyncio.timeout(WAIT_S):
-                while abs(used(server)[0] - level) > 5:
-                    await watch(client, 1)
-
-        async with sending(server, path) as (camera, place):
-            assert place.startswith(f"{path}/")
-            await shows(DARK)
-            camera.size, camera.level = (128, 72), BRIGHT
-            await shows(BRIGHT)
-            camera.covered = True
-            repeated = control_of(server).counts["repeated"]
-            while control_of(server).counts["repeated"] < repeated + 20:
+    async def shows(level: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while abs(used(server)[0] - level) > 5:
                 await watch(client, 1)
-            assert used(server)[0] > BRIGHT - 5  # the last frame stays
-            async with sending(server, path):  # which takes its place
-                await shows(DARK)
-        await watch(client, 3)
-        async with sending(server, path) as (camera, place):
-            camera.level = BRIGHT
-            await shows(BRIGHT)
-            assert (await asyncio.to_thread(ask, server.url + place, "DELETE"))[0] == 200
-        assert server.manager.sessions[name].alone_since is None
-        await watch(client, 3)  # what did not open the session does not end it
-        await client.close()
 
-    run(test, server)
+    async with sending(server, path) as (camera, place):
+        assert place.startswith(f"{path}/")
+        await shows(DARK)
+        camera.size, camera.level = (128, 72), BRIGHT
+        await shows(BRIGHT)
+        camera.covered = True
+        repeated = control_of(server).counts["repeated"]
+        while control_of(server).counts["repeated"] < repeated + 20:
+            await watch(client, 1)
+        assert used(server)[0] > BRIGHT - 5  # the last frame stays
+        async with sending(server, path):  # which takes its place
+            await shows(DARK)
+    await watch(client, 3)
+    async with sending(server, path) as (camera, place):
+        camera.level = BRIGHT
+        await shows(BRIGHT)
+        assert (await asyncio.to_thread(ask, server.url + place, "DELETE"))[0] == 200
+    assert server.manager.sessions[name].alone_since is None
+    await watch(client, 3)  # what did not open the session does not end it
+    await client.close()
 
 
-def test_who_sends_keeps_the_session_and_no_queue_grows_while_nobody_watches(start: Starter) -> None:
+async def test_who_sends_keeps_the_session_and_no_queue_grows_while_nobody_watches(start: Starter) -> None:
     server = start(film_opener, lease_s=0.5)
-
-    async def test() -> None:
-        async with sending(server, SEND):
-            (session,) = server.manager.sessions.values()
-            await until(lambda: len(session._waiting) == MAX_FRAMES)
-            seen = session._waiting[0]
-            await until(lambda: session._waiting[0] is not seen)
-            assert len(session._waiting) == MAX_FRAMES
-            await asyncio.sleep(2)  # longer than the lease
-            assert server.manager.sessions
-        await until(lambda: not server.manager.sessions)
-
-    asyncio.run(test())
+    async with sending(server, SEND):
+        (session,) = server.manager.sessions.values()
+        await until(lambda: len(session._waiting) == MAX_FRAMES)
+        seen = session._waiting[0]
+        await until(lambda: session._waiting[0] is not seen)
+        assert len(session._waiting) == MAX_FRAMES
+        await asyncio.sleep(2)  # longer than the lease
+        assert server.manager.sessions
+    await until(lambda: not server.manager.sessions)
 
 
 @NEEDS_BROWSER
-def test_the_page_tells_where_to_send_and_plays_what_comes_of_it(start: Starter) -> None:
+async def test_the_page_tells_where_to_send_and_plays_what_comes_of_it(start: Starter) -> None:
     server = start(film_opener)
     with open_page(f"{server.url}/") as page:
         page.until("!document.getElementById('start').disabled")
@@ -172,18 +161,14 @@ def test_the_page_tells_where_to_send_and_plays_what_comes_of_it(start: Starter)
         page.value("document.getElementById('ways').lastChild.click(); true")
         page.until("document.getElementById('whip-address').checkVisibility()")
         address = page.value("document.getElementById('whip-address').value")
-
-        async def send() -> None:
-            async with sending(server, address.removeprefix(server.url)):
-                await asyncio.to_thread(page.until, f"{FRAMES} > 20")
-
-        asyncio.run(send())
+        async with sending(server, address.removeprefix(server.url)):
+            await asyncio.to_thread(page.until, f"{FRAMES} > 20")
         assert page.value("document.getElementById('state').textContent") == "Live"
         assert page.problems == []
 
 
 @NEEDS_BROWSER
-def test_a_browser_sends_its_camera(start: Starter) -> None:
+async def test_a_browser_sends_its_camera(start: Starter) -> None:
     server = start(film_opener)
     with open_page(
         f"{server.url}/health", *FAKE_CAMERA, "--disable-features=WebRtcHideLocalIpsWithMdns"
@@ -200,14 +185,10 @@ def test_a_browser_sends_its_camera(start: Starter) -> None:
             return answer.headers.get("location");
             })()""".replace("SEND", SEND)
         )
-
-        async def test() -> None:
-            async with player() as one:
-                await one.watch(server, place.partition("/whip")[0] + "/whep")
-                while control_of(server).counts["frames taken"] < 10:
-                    await one.track.recv()
-
-        asyncio.run(test())
+        async with player() as one:
+            await one.watch(server, place.partition("/whip")[0] + "/whep")
+            while control_of(server).counts["frames taken"] < 10:
+                await one.track.recv()
         assert control_of(server)._last.std() > 10  # the fake camera's picture, not one colour
 
 
@@ -227,32 +208,24 @@ def test_what_sends_no_video_takes_no_place(start: Starter) -> None:
     assert server.manager.sessions[name].alone_since is not None
 
 
-def test_an_offer_that_only_receives_video_sends_no_other_sender_away(start: Starter) -> None:
+async def test_an_offer_that_only_receives_video_sends_no_other_sender_away(start: Starter) -> None:
     server = start(film_opener)
-
-    async def test() -> None:
-        async with sending(server, SEND), player() as other:
-            (session,) = server.manager.sessions
-            await other.rtc.setLocalDescription(await other.rtc.createOffer())
-            offer, path = other.rtc.localDescription.sdp, f"{server.url}/v1/sessions/{session}/whip"
-            status, answer, _ = await asyncio.to_thread(ask, path, "POST", offer)
-            assert (status, json.loads(answer)["error"]["code"]) == (400, "bad_request")
-
-    asyncio.run(test())
+    async with sending(server, SEND), player() as other:
+        (session,) = server.manager.sessions
+        await other.rtc.setLocalDescription(await other.rtc.createOffer())
+        offer, path = other.rtc.localDescription.sdp, f"{server.url}/v1/sessions/{session}/whip"
+        status, answer, _ = await asyncio.to_thread(ask, path, "POST", offer)
+        assert (status, json.loads(answer)["error"]["code"]) == (400, "bad_request")
 
 
-def test_only_the_key_of_a_session_sends_it_video(start: Starter) -> None:
+async def test_only_the_key_of_a_session_sends_it_video(start: Starter) -> None:
     key, other = "k" * 32, "o" * 32
     server = start(film_opener, keys=(key, other))
     assert ask(server.url + SEND, "POST", "nothing")[0] == 401
-
-    async def test() -> None:
-        async with sending(server, SEND, key) as (_, place):
-            assert ask(server.url + place.rpartition("/")[0], "POST", "nothing", key=other)[0] == 404
-            assert ask(server.url + place, "DELETE", key=other)[0] == 404
-            assert server.manager.sessions
-
-    asyncio.run(test())
+    async with sending(server, SEND, key) as (_, place):
+        assert ask(server.url + place.rpartition("/")[0], "POST", "nothing", key=other)[0] == 404
+        assert ask(server.url + place, "DELETE", key=other)[0] == 404
+        assert server.manager.sessions
 
 
 @pytest.mark.parametrize(("rate", "taken"), [(30, 160), (60, 160), (16, 160), (10, 100)])
