@@ -7,11 +7,14 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from seko_serve.client import AsyncClient
 from seko_serve.fleet.redis_directory import RedisDirectory
 
 from .fleet_soak import EVERY, BoxProcess, Viewer, box_process, listed
 from .fleets import Fleet
+from .test_fleet_directory import RedisServer
 
 
 class BoxFleet:
@@ -62,3 +65,10 @@ async def box_fleet(directory: str, folder: Path, gateway_directory: str = "") -
     with ExitStack() as stack:
         async with fleet.running():
             yield BoxFleet(directory, folder, fleet.url, stack)
+
+
+@pytest.fixture
+async def fleet(redis_server: RedisServer, tmp_path: Path) -> AsyncIterator[BoxFleet]:
+    """Such a fleet of one Redis server."""
+    async with box_fleet(redis_server.url, tmp_path / "store") as fleet:
+        yield fleet

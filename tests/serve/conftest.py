@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from functools import wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +25,11 @@ from tests.runtime import toy_pool, toy_whole
 from tests.support.stacked import open_rows
 
 from .bounded import bounded
+
+if TYPE_CHECKING:
+    from seko_serve.fleet.directory import Directory
+
+    from .fleets import Fleet, FleetStarter
 
 LIMIT_S = 60.0  # of an async test without the mark limit_s
 
@@ -159,6 +164,29 @@ async def new_client() -> AsyncIterator[NewClient]:
             return client
 
         yield made
+
+
+@pytest.fixture
+async def start_fleet(tmp_path: Path) -> AsyncIterator[FleetStarter]:
+    """Start gateways with settings, and with a directory that is given or in memory; they end with the test."""
+    pytest.importorskip("aiohttp", reason="needs seko-serve[ray]")
+    from .fleets import Fleet, memory
+
+    async with AsyncExitStack() as fleets:
+
+        def started(
+            open_directory: Callable[[], Directory] | None = None, **changes: Any
+        ) -> Awaitable[Fleet]:
+            fleet = Fleet(tmp_path / "store", open_directory or memory())
+            return fleets.enter_async_context(fleet.running(**changes))
+
+        yield started
+
+
+@pytest.fixture
+async def fleet(start_fleet: FleetStarter) -> Fleet:
+    """A gateway with no further settings."""
+    return await start_fleet()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from seko_serve.protocol import Media
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.saved import SavedSessions
 from tests.runtime import toy_pool
+from tests.serve.bounded import bounded
 from tests.serve.fleets import Fleet
 from tests.serve.test_fleet_directory import RedisServer
 from tests.serve.toy_box import SENT, serve_with_log
@@ -384,23 +384,11 @@ async def soak(directory: str, folder: Path, kills: int, seed: int = 0) -> dict[
             context.__exit__(None, None, None)
 
 
-def run(test: Callable[[], Awaitable[Any]], limit_s: float) -> Any:
-    """Run a bounded test; the AssertionError of one that takes longer says which lines it waits at."""
-    try:
-        return asyncio.run(asyncio.wait_for(test(), limit_s))  # type: ignore[arg-type]
-    except TimeoutError as late:
-        frames = traceback.extract_tb((late.__cause__ or late).__traceback__)
-        lines = " < ".join(
-            f"{frame.name}:{frame.lineno}" for frame in reversed(frames) if "tests" in frame.filename
-        )
-        raise AssertionError(f"not done, waits at {lines}") from late
-
-
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as home:
         server = RedisServer(Path(home))
         store = Path(home, "store")
         try:
-            print(json.dumps(run(lambda: soak(server.url, store, int(sys.argv[1])), 3600.0)))
+            print(json.dumps(asyncio.run(bounded(soak(server.url, store, int(sys.argv[1])), 3600.0))))
         finally:
             server.kill()

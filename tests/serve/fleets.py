@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -111,3 +111,6 @@ def memory() -> Callable[[], Directory]:
     """Return what opens one directory in memory, always the same."""
     directory = MemoryDirectory(time.monotonic)
     return lambda: directory
+
+
+FleetStarter = Callable[..., Awaitable[Fleet]]

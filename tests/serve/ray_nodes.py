@@ -17,8 +17,6 @@ from tests.support.shared import made_once
 from .artifacts import ENVIRONMENT, make_film
 from .test_server import http
 
-LIMIT_S = 900.0
-
 
 @pytest.fixture(scope="module")
 def film(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -106,157 +106,145 @@ class Clock:
         return self.now
 
 
-Test = Callable[[Directory, Callable[[], Awaitable[None]]], Awaitable[None]]
+PassBy = Callable[[], Awaitable[None]]
 
 
 @pytest.fixture(params=["memory", "redis"])
-def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
-    """Run a test with an empty directory, and with what waits until unrepeated leases have ended."""
+async def passing(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Directory, PassBy]]:
+    """An empty directory, and what waits until unrepeated leases have ended."""
     if request.param == "memory":
         clock = Clock()
 
         async def pass_by() -> None:
             clock.now += LEASE_S
 
-        return lambda test: asyncio.run(test(MemoryDirectory(clock), pass_by))  # type: ignore[arg-type]
+        yield MemoryDirectory(clock), pass_by
+        return
     server: RedisServer = request.getfixturevalue("redis_server")
     from seko_serve.fleet import redis_directory
 
     monkeypatch.setattr(redis_directory, "_LEASE_MS", SHORT_MS)
+    directory = redis_directory.RedisDirectory(server.url, request.node.name)
+    yield directory, lambda: asyncio.sleep(1.5 * SHORT_MS / 1000)
+    await directory.close()
 
-    async def bounded(test: Test) -> None:
-        directory = redis_directory.RedisDirectory(server.url, request.node.name)
-        try:
-            await test(directory, lambda: asyncio.sleep(1.5 * SHORT_MS / 1000))
-        finally:
-            await directory.close()
 
-    return lambda test: asyncio.run(bounded(test))
+@pytest.fixture
+def directory(passing: tuple[Directory, PassBy]) -> Directory:
+    return passing[0]
+
+
+@pytest.fixture
+def pass_by(passing: tuple[Directory, PassBy]) -> PassBy:
+    return passing[1]
 
 
 def place(session: str = "s", tenant: str = "t") -> Place:
     return Place(session, tenant, "model", "digest")
 
 
-def test_rows_of_boxes_end_if_they_are_not_repeated(run: Callable[[Test], None]) -> None:
-    async def test(directory: Directory, pass_by: Callable[[], Awaitable[None]]) -> None:
-        assert await directory.boxes() == []
-        other = replace(BOX, name="other", free=0, accepts=False)
-        for row in (BOX, other):
-            await directory.announce(row)
-        assert await directory.boxes() == [BOX, other]
-        await directory.withdraw("box")
-        assert await directory.boxes() == [other]
-        await pass_by()
-        assert await directory.boxes() == []
-        await directory.announce(BOX)
-        assert await directory.boxes() == [BOX]
-
-    run(test)
+async def test_rows_of_boxes_end_if_they_are_not_repeated(directory: Directory, pass_by: PassBy) -> None:
+    assert await directory.boxes() == []
+    other = replace(BOX, name="other", free=0, accepts=False)
+    for row in (BOX, other):
+        await directory.announce(row)
+    assert await directory.boxes() == [BOX, other]
+    await directory.withdraw("box")
+    assert await directory.boxes() == [other]
+    await pass_by()
+    assert await directory.boxes() == []
+    await directory.announce(BOX)
+    assert await directory.boxes() == [BOX]
 
 
-def test_a_session_has_one_lease_and_each_has_a_higher_number(run: Callable[[Test], None]) -> None:
-    async def test(directory: Directory, pass_by: Callable[[], Awaitable[None]]) -> None:
-        first = await directory.claim(place(), "a", 0)
-        assert first.box == "a"
-        for box in ("a", "b"):
-            with pytest.raises(HeldError):
-                await directory.claim(place(), box, 0)
-        assert await directory.find("s") == (place(), first)
-        assert await directory.renew({place(): first}) == {"s": first}
-        await pass_by()
-        assert await directory.find("s") == (place(), None)
-        assert await directory.renew({place(): first}) == {"s": None}
-        second = await directory.claim(place(), "b", 0)
-        assert second.fence > first.fence
-        assert await directory.renew({place(): first}) == {"s": second}
-        await directory.release("s", "t", first)
-        assert await directory.find("s") == (place(), second)
-        await directory.release("s", "t", second)
-        assert await directory.find("s") == (place(), None)
-        assert await directory.find("other") == (None, None)
-
-    run(test)
-
-
-def test_of_claims_at_once_one_succeeds(run: Callable[[Test], None]) -> None:
-    async def test(directory: Directory, _: Callable[[], Awaitable[None]]) -> None:
-        claims = [directory.claim(place(), f"box-{number}", 0) for number in range(20)]
-        results = await asyncio.gather(*claims, return_exceptions=True)
-        (lease,) = [result for result in results if isinstance(result, Lease)]
-        assert sum(isinstance(result, HeldError) for result in results) == 19
-        assert (await directory.find("s"))[1] == lease
-
-    run(test)
-
-
-def test_a_tenants_sessions_are_counted_over_all_boxes_while_their_leases_live(
-    run: Callable[[Test], None],
+async def test_a_session_has_one_lease_and_each_has_a_higher_number(
+    directory: Directory, pass_by: PassBy
 ) -> None:
-    async def test(directory: Directory, pass_by: Callable[[], Awaitable[None]]) -> None:
-        leases = [await directory.claim(place(name), box, 2) for name, box in (("one", "a"), ("two", "b"))]
-        with pytest.raises(TooManyError):
-            await directory.claim(place("three"), "c", 2)
-        await directory.claim(place("three", "another tenant"), "c", 2)
-        await directory.release("one", "t", leases[0])
-        await directory.claim(place("three of t"), "c", 2)
-        with pytest.raises(TooManyError):
-            await directory.claim(place("four"), "c", 2)
-        await pass_by()
+    first = await directory.claim(place(), "a", 0)
+    assert first.box == "a"
+    for box in ("a", "b"):
+        with pytest.raises(HeldError):
+            await directory.claim(place(), box, 0)
+    assert await directory.find("s") == (place(), first)
+    assert await directory.renew({place(): first}) == {"s": first}
+    await pass_by()
+    assert await directory.find("s") == (place(), None)
+    assert await directory.renew({place(): first}) == {"s": None}
+    second = await directory.claim(place(), "b", 0)
+    assert second.fence > first.fence
+    assert await directory.renew({place(): first}) == {"s": second}
+    await directory.release("s", "t", first)
+    assert await directory.find("s") == (place(), second)
+    await directory.release("s", "t", second)
+    assert await directory.find("s") == (place(), None)
+    assert await directory.find("other") == (None, None)
+
+
+async def test_of_claims_at_once_one_succeeds(directory: Directory) -> None:
+    claims = [directory.claim(place(), f"box-{number}", 0) for number in range(20)]
+    results = await asyncio.gather(*claims, return_exceptions=True)
+    (lease,) = [result for result in results if isinstance(result, Lease)]
+    assert sum(isinstance(result, HeldError) for result in results) == 19
+    assert (await directory.find("s"))[1] == lease
+
+
+async def test_a_tenants_sessions_are_counted_over_all_boxes_while_their_leases_live(
+    directory: Directory, pass_by: PassBy
+) -> None:
+    leases = [await directory.claim(place(name), box, 2) for name, box in (("one", "a"), ("two", "b"))]
+    with pytest.raises(TooManyError):
+        await directory.claim(place("three"), "c", 2)
+    await directory.claim(place("three", "another tenant"), "c", 2)
+    await directory.release("one", "t", leases[0])
+    await directory.claim(place("three of t"), "c", 2)
+    with pytest.raises(TooManyError):
         await directory.claim(place("four"), "c", 2)
-
-    run(test)
-
-
-def test_a_video_is_found_at_its_box(run: Callable[[Test], None]) -> None:
-    async def test(directory: Directory, _: Callable[[], Awaitable[None]]) -> None:
-        assert await directory.noted("video") is None
-        await directory.note("video", "box")
-        assert await directory.noted("video") == "box"
-
-    run(test)
+    await pass_by()
+    await directory.claim(place("four"), "c", 2)
 
 
-def test_a_shelf_has_so_many_things_by_name(run: Callable[[Test], None]) -> None:
-    async def test(directory: Directory, _: Callable[[], Awaitable[None]]) -> None:
-        assert (await directory.labels("s"), await directory.kept("s", "a")) == ({}, None)
-        for name, content in (("a", "1"), ("b", "2"), ("a", "3")):
-            await directory.keep("s", name, f"label of {content}", content, 2)
-        with pytest.raises(TooManyError):
-            await directory.keep("s", "c", "label", "4", 2)
-        await directory.keep("other", "c", "label", "4", 2)
-        assert await directory.labels("s") == {"a": "label of 3", "b": "label of 2"}
-        assert [await directory.kept("s", name) for name in "abc"] == ["3", "2", None]
-        for _ in range(2):
-            await directory.remove("s", "a")
-        assert (await directory.labels("s"), await directory.kept("s", "a")) == ({"b": "label of 2"}, None)
+async def test_a_video_is_found_at_its_box(directory: Directory) -> None:
+    assert await directory.noted("video") is None
+    await directory.note("video", "box")
+    assert await directory.noted("video") == "box"
+
+
+async def test_a_shelf_has_so_many_things_by_name(directory: Directory) -> None:
+    assert (await directory.labels("s"), await directory.kept("s", "a")) == ({}, None)
+    for name, content in (("a", "1"), ("b", "2"), ("a", "3")):
+        await directory.keep("s", name, f"label of {content}", content, 2)
+    with pytest.raises(TooManyError):
         await directory.keep("s", "c", "label", "4", 2)
+    await directory.keep("other", "c", "label", "4", 2)
+    assert await directory.labels("s") == {"a": "label of 3", "b": "label of 2"}
+    assert [await directory.kept("s", name) for name in "abc"] == ["3", "2", None]
+    for _ in range(2):
+        await directory.remove("s", "a")
+    assert (await directory.labels("s"), await directory.kept("s", "a")) == ({"b": "label of 2"}, None)
+    await directory.keep("s", "c", "label", "4", 2)
 
-    run(test)
 
-
-def test_a_redis_that_ended_is_a_fault_and_one_that_starts_again_serves_again(
+async def test_a_redis_that_ended_is_a_fault_and_one_that_starts_again_serves_again(
     redis_server: RedisServer,
 ) -> None:
     from seko_serve.fleet.redis_directory import RedisDirectory
 
-    async def test() -> None:
-        directory = RedisDirectory(redis_server.url, "restarted")
-        lease = await directory.claim(place(), "a", 0)
-        redis_server.kill()
-        for call in (
-            directory.boxes(),
-            directory.claim(place("b"), "a", 0),
-            directory.renew({place(): lease}),
-        ):
-            with pytest.raises(DirectoryError):
-                await call
-        redis_server.start()  # without what it knew
-        assert await directory.renew({place(): lease}) == {"s": None}
-        assert (await directory.claim(place(), "a", 0)).box == "a"
-        await directory.close()
-
-    asyncio.run(test())
+    directory = RedisDirectory(redis_server.url, "restarted")
+    lease = await directory.claim(place(), "a", 0)
+    redis_server.kill()
+    for call in (
+        directory.boxes(),
+        directory.claim(place("b"), "a", 0),
+        directory.renew({place(): lease}),
+    ):
+        with pytest.raises(DirectoryError):
+            await call
+    redis_server.start()  # without what it knew
+    assert await directory.renew({place(): lease}) == {"s": None}
+    assert (await directory.claim(place(), "a", 0)).box == "a"
+    await directory.close()
 
 
 def test_what_redis_refuses_is_told_before_a_fleet_starts(redis_server: RedisServer, tmp_path: Path) -> None:
@@ -332,40 +320,36 @@ def test_what_was_sent_to_a_box_counts_until_its_row_does() -> None:
     assert [row.name for row in known.rows] == ["other"]
 
 
-def test_the_simulation_counts_the_commands_that_redis_gets(redis_server: RedisServer) -> None:
+async def test_the_simulation_counts_the_commands_that_redis_gets(redis_server: RedisServer) -> None:
     import redis
 
     from seko_serve.fleet.redis_directory import RedisDirectory
 
-    async def test() -> dict[str, int]:
-        directory, watcher = RedisDirectory(redis_server.url, "counted"), redis.Redis(port=redis_server.port)
-        await directory.claim(place("warm"), "a", 0)  # scripts are loaded
-        lease = Lease("a", 1)
-        await directory.renew({place("warm"): lease})
-        await directory.release("warm", "t", lease)
-        calls = {
-            "announce": lambda: directory.announce(BOX),
-            "boxes": directory.boxes,
-            "claim": lambda: directory.claim(place("one"), "a", 0),
-            "renewals": lambda: directory.renew({place("one"): lease, place("warm"): lease}),
-            "find": lambda: directory.find("one"),
-            "release": lambda: directory.release("one", "t", lease),
-            "withdraw": lambda: directory.withdraw(BOX.name),
-        }
-        counts = {}
-        with watcher.monitor() as monitor:
-            for name, call in calls.items():
-                await call()
-                watcher.echo("end")
-                counts[name] = sum(
-                    command["client_type"] != "lua" and not command["command"].startswith("HELLO")
-                    for command in _until_echo(monitor.listen())
-                )
-        await directory.close()
-        watcher.close()
-        return counts
-
-    counts = asyncio.run(test())
+    directory, watcher = RedisDirectory(redis_server.url, "counted"), redis.Redis(port=redis_server.port)
+    await directory.claim(place("warm"), "a", 0)  # scripts are loaded
+    lease = Lease("a", 1)
+    await directory.renew({place("warm"): lease})
+    await directory.release("warm", "t", lease)
+    calls = {
+        "announce": lambda: directory.announce(BOX),
+        "boxes": directory.boxes,
+        "claim": lambda: directory.claim(place("one"), "a", 0),
+        "renewals": lambda: directory.renew({place("one"): lease, place("warm"): lease}),
+        "find": lambda: directory.find("one"),
+        "release": lambda: directory.release("one", "t", lease),
+        "withdraw": lambda: directory.withdraw(BOX.name),
+    }
+    counts = {}
+    with watcher.monitor() as monitor:
+        for name, call in calls.items():
+            await call()
+            watcher.echo("end")
+            counts[name] = sum(
+                command["client_type"] != "lua" and not command["command"].startswith("HELLO")
+                for command in _until_echo(monitor.listen())
+            )
+    await directory.close()
+    watcher.close()
     assert counts.pop("renewals") == COMMANDS["renewals"] + 2 * COMMANDS["renew"]
     assert counts == {name: count for name, count in COMMANDS.items() if not name.startswith("renew")}
 

@@ -18,7 +18,7 @@ import pytest
 from seko_serve.fleet.choice import FRESH_S
 from seko_serve.fleet.redis_directory import RedisDirectory
 
-from .box_fleet import box_fleet
+from .box_fleet import BoxFleet, box_fleet, fleet
 from .fleet_soak import (
     doubles,
     holder,
@@ -28,15 +28,13 @@ from .fleet_soak import (
     number,
     resumed,
     rows,
-    run,
 )
 from .test_fleet_directory import RedisServer, redis_server
 from .test_server import http
 from .toy_box import SENT
 
-pytestmark = [pytest.mark.slow, pytest.mark.quiet]
-__all__ = ["redis_server"]
-LIMIT_S = 300.0
+pytestmark = [pytest.mark.slow, pytest.mark.quiet, pytest.mark.limit_s(300)]
+__all__ = ["fleet", "redis_server"]
 CUT_S = 30.0  # for which a box, or a gateway, cannot reach the directory
 NO_DIRECTORY = "the directory of sessions does not answer"
 
@@ -48,28 +46,25 @@ async def refusal(url: str, method: str = "GET") -> tuple[int, str, str]:
     return status, answer["error"]["code"], answer["error"]["message"]
 
 
-def test_a_directory_that_loses_all_it_knew_ends_no_stream(redis_server: RedisServer, tmp_path: Path) -> None:
-    folder, directory = tmp_path / "store", redis_server.url
-
-    async def test() -> None:
-        async with box_fleet(directory, folder) as fleet:
-            process = await fleet.box(1)
-            viewer = await fleet.viewer(1)
-            await viewer.watch(lambda: len(viewer.media) > 4)
-            redis_server.kill()
-            await more(viewer, 40)
-            assert await refusal(f"{fleet.url}/v1/sessions", "POST") == (503, "full", NO_DIRECTORY)
-            redis_server.start()
-            while await holder(directory, viewer.session) != process.pid:
-                await asyncio.sleep(0.1)
-            await viewer.client.drop()
-            await resumed(viewer.client)
-            count = len(viewer.media)
-            await viewer.watch(lambda: len(viewer.media) > count + 4)
-            assert not viewer.waits, "no socket but the dropped one ended"
-            await fleet.end(viewer)
-
-    run(test, LIMIT_S)
+async def test_a_directory_that_loses_all_it_knew_ends_no_stream(
+    redis_server: RedisServer, fleet: BoxFleet
+) -> None:
+    directory = redis_server.url
+    process = await fleet.box(1)
+    viewer = await fleet.viewer(1)
+    await viewer.watch(lambda: len(viewer.media) > 4)
+    redis_server.kill()
+    await more(viewer, 40)
+    assert await refusal(f"{fleet.url}/v1/sessions", "POST") == (503, "full", NO_DIRECTORY)
+    redis_server.start()
+    while await holder(directory, viewer.session) != process.pid:
+        await asyncio.sleep(0.1)
+    await viewer.client.drop()
+    await resumed(viewer.client)
+    count = len(viewer.media)
+    await viewer.watch(lambda: len(viewer.media) > count + 4)
+    assert not viewer.waits, "no socket but the dropped one ended"
+    await fleet.end(viewer)
 
 
 class Wire:
@@ -119,71 +114,63 @@ class Wire:
             target.close()
 
 
-def test_a_box_that_is_cut_off_from_the_directory_goes_on_until_another_box_has_its_session(
+async def test_a_box_that_is_cut_off_from_the_directory_goes_on_until_another_box_has_its_session(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     folder, directory = tmp_path / "store", redis_server.url
-
-    async def test() -> None:
-        async with Wire(redis_server.port) as wire, box_fleet(directory, folder) as fleet:
-            first = await fleet.box(1, directory=wire.url)
-            viewers = [await fleet.viewer(seed) for seed in (0, 1)]
-            for viewer in viewers:
-                await viewer.watch(lambda viewer=viewer: len(viewer.media) > 4)  # type: ignore[misc]
-            second = await fleet.box(1)
-            wire.cut(True)
-            stays, moves = viewers
-            until = time.monotonic() + CUT_S
-            await stays.watch(lambda: time.monotonic() > until)
-            assert not stays.waits
-            (cut_off,) = {viewer.client._stream.partition("/v1")[0] for viewer in viewers}
-            asked = f"http{cut_off.removeprefix('ws')}/v1/sessions"
-            assert await refusal(asked, "POST") == (503, "full", NO_DIRECTORY)
-            await moves.client.drop()  # its client asks the gateway, which knows the second box alone
-            await moved(moves)
-            assert await holder(directory, moves.session) == second.pid
-            wire.cut(False)
-            while await holder(directory, stays.session) != first.pid:
-                await asyncio.sleep(0.1)
-            while {row.sessions for row in await rows(directory) if number(row.name) == first.pid} != {1}:
-                await asyncio.sleep(0.1)
-            assert await holder(directory, moves.session) == second.pid
-            await fleet.end(*viewers)
-
-    run(test, LIMIT_S)
+    async with Wire(redis_server.port) as wire, box_fleet(directory, folder) as fleet:
+        first = await fleet.box(1, directory=wire.url)
+        viewers = [await fleet.viewer(seed) for seed in (0, 1)]
+        for viewer in viewers:
+            await viewer.watch(lambda viewer=viewer: len(viewer.media) > 4)  # type: ignore[misc]
+        second = await fleet.box(1)
+        wire.cut(True)
+        stays, moves = viewers
+        until = time.monotonic() + CUT_S
+        await stays.watch(lambda: time.monotonic() > until)
+        assert not stays.waits
+        (cut_off,) = {viewer.client._stream.partition("/v1")[0] for viewer in viewers}
+        asked = f"http{cut_off.removeprefix('ws')}/v1/sessions"
+        assert await refusal(asked, "POST") == (503, "full", NO_DIRECTORY)
+        await moves.client.drop()  # its client asks the gateway, which knows the second box alone
+        await moved(moves)
+        assert await holder(directory, moves.session) == second.pid
+        wire.cut(False)
+        while await holder(directory, stays.session) != first.pid:
+            await asyncio.sleep(0.1)
+        while {row.sessions for row in await rows(directory) if number(row.name) == first.pid} != {1}:
+            await asyncio.sleep(0.1)
+        assert await holder(directory, moves.session) == second.pid
+        await fleet.end(*viewers)
 
 
-def test_a_gateway_that_is_cut_off_from_the_directory_refuses_and_answers_again(
+async def test_a_gateway_that_is_cut_off_from_the_directory_refuses_and_answers_again(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     folder, directory = tmp_path / "store", redis_server.url
-
-    async def test() -> None:
-        async with Wire(redis_server.port) as wire, box_fleet(directory, folder, wire.url) as fleet:
-            await fleet.box()
-            viewer = await fleet.viewer(0)
-            await more(viewer)
-            wire.cut(True)
-            await asyncio.sleep(2 * FRESH_S)  # rows of boxes that it has just read are used
-            for path, method in (("", "POST"), (f"/{viewer.session}", "GET")):
-                refused = await refusal(f"{fleet.url}/v1/sessions{path}", method)
-                assert refused == (503, "full", NO_DIRECTORY)
-            await more(viewer, 40)
-            assert not viewer.waits
-            await viewer.client.drop()
-            coming = asyncio.create_task(moved(viewer))
-            await asyncio.sleep(2.0)
-            assert not coming.done()
-            wire.cut(False)
-            await coming
-            await fleet.end(viewer)
-            await nothing_left(directory)
-
-    run(test, LIMIT_S)
+    async with Wire(redis_server.port) as wire, box_fleet(directory, folder, wire.url) as fleet:
+        await fleet.box()
+        viewer = await fleet.viewer(0)
+        await more(viewer)
+        wire.cut(True)
+        await asyncio.sleep(2 * FRESH_S)  # rows of boxes that it has just read are used
+        for path, method in (("", "POST"), (f"/{viewer.session}", "GET")):
+            refused = await refusal(f"{fleet.url}/v1/sessions{path}", method)
+            assert refused == (503, "full", NO_DIRECTORY)
+        await more(viewer, 40)
+        assert not viewer.waits
+        await viewer.client.drop()
+        coming = asyncio.create_task(moved(viewer))
+        await asyncio.sleep(2.0)
+        assert not coming.done()
+        wire.cut(False)
+        await coming
+        await fleet.end(viewer)
+        await nothing_left(directory)
 
 
 @pytest.mark.parametrize("with_file", [True, False], ids=["with its file", "without"])
-def test_a_box_that_is_killed_while_redis_is_down_is_left_once_redis_is_back(
+async def test_a_box_that_is_killed_while_redis_is_down_is_left_once_redis_is_back(
     tmp_path: Path, with_file: bool
 ) -> None:
     """Redis starts again with all that it knew, or with nothing."""
@@ -198,7 +185,7 @@ def test_a_box_that_is_killed_while_redis_is_down_is_left_once_redis_is_back(
         await opened.close()
         return 0 if lease is None else lease.fence
 
-    async def test() -> None:
+    try:
         async with box_fleet(directory, folder) as fleet:
             boxes = [await fleet.box(desk=tmp_path)]
             moves = await fleet.viewer(0, saved=True)
@@ -231,9 +218,6 @@ def test_a_box_that_is_killed_while_redis_is_down_is_left_once_redis_is_back(
                 await viewer.client.close()
             await nothing_left(directory)
             assert doubles((tmp_path / SENT).read_text().splitlines()) == 0
-
-    try:
-        run(test, LIMIT_S)
     finally:
         server.kill()
 
@@ -263,38 +247,33 @@ def free_ports(count: int) -> list[int]:
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
-def test_a_killed_gateway_ends_no_stream_and_another_one_knows_all_sessions(
-    redis_server: RedisServer, tmp_path: Path
+async def test_a_killed_gateway_ends_no_stream_and_another_one_knows_all_sessions(
+    redis_server: RedisServer, fleet: BoxFleet
 ) -> None:
-    folder, directory = tmp_path / "store", redis_server.url
-
-    async def test() -> None:
-        async with box_fleet(directory, folder) as fleet:
-            with ExitStack() as stack:
-                await fleet.box()
-                ports = free_ports(2)
-                first, _ = [stack.enter_context(gateway_process(directory, port)) for port in ports]
-                urls = [f"http://127.0.0.1:{port}" for port in ports]
-                viewer = await fleet.viewer(0, url=urls[0])
-                await more(viewer)
-                first.send_signal(signal.SIGKILL)
-                first.wait()
-                await more(viewer, 40)
-                assert not viewer.waits, "its socket is at the box"
-                with pytest.raises(URLError):
-                    await asyncio.to_thread(http, f"{urls[0]}/v1/sessions")
-                status, table = await asyncio.to_thread(http, f"{urls[1]}/v1/sessions")
-                assert (status, [session["id"] for session in table["data"]]) == (200, [viewer.session])
-                viewer.client._url = urls[1]
-                await viewer.client.drop()
-                await moved(viewer)
-                stack.enter_context(gateway_process(directory, ports[0]))
-                viewer.client._url = urls[0]
-                await viewer.client.drop()
-                await moved(viewer)
-                assert len(viewer.waits) == 2
-                assert viewer.again == [0, 0]
-                await fleet.end(viewer)
-                await nothing_left(directory)
-
-    run(test, LIMIT_S)
+    directory = redis_server.url
+    with ExitStack() as stack:
+        await fleet.box()
+        ports = free_ports(2)
+        first, _ = [stack.enter_context(gateway_process(directory, port)) for port in ports]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        viewer = await fleet.viewer(0, url=urls[0])
+        await more(viewer)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        await more(viewer, 40)
+        assert not viewer.waits, "its socket is at the box"
+        with pytest.raises(URLError):
+            await asyncio.to_thread(http, f"{urls[0]}/v1/sessions")
+        status, table = await asyncio.to_thread(http, f"{urls[1]}/v1/sessions")
+        assert (status, [session["id"] for session in table["data"]]) == (200, [viewer.session])
+        viewer.client._url = urls[1]
+        await viewer.client.drop()
+        await moved(viewer)
+        stack.enter_context(gateway_process(directory, ports[0]))
+        viewer.client._url = urls[0]
+        await viewer.client.drop()
+        await moved(viewer)
+        assert len(viewer.waits) == 2
+        assert viewer.again == [0, 0]
+        await fleet.end(viewer)
+        await nothing_left(directory)

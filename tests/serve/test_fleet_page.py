@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from .browser import browser_path, open_page
 from .fleets import Fleet
-from .test_fleet_gateway import run
 from .test_page import FRAMES, begin
 from .test_speech import opener
 
@@ -22,67 +20,58 @@ pytestmark = [
 STATE = "document.getElementById('state').textContent"
 
 
-def test_it_plays_and_goes_on_at_another_box_when_its_own_ends(tmp_path: Path) -> None:
-    async def test(fleet: Fleet) -> None:
-        loop, allowed = asyncio.get_running_loop(), frozenset({fleet.url})
-        first = await fleet.box(allowed_origins=allowed)
+async def test_it_plays_and_goes_on_at_another_box_when_its_own_ends(fleet: Fleet) -> None:
+    loop, allowed = asyncio.get_running_loop(), frozenset({fleet.url})
+    first = await fleet.box(allowed_origins=allowed)
 
-        def person() -> None:
-            with open_page(f"{fleet.url}/") as page:
-                begin(page)
-                page.until(f"{FRAMES} > 20")
-                second = asyncio.run_coroutine_threadsafe(fleet.box(allowed_origins=allowed), loop).result()
-                asyncio.run_coroutine_threadsafe(fleet.stop(first), loop).result()
-                painted = page.value(FRAMES)
-                page.until(f"{FRAMES} > {painted} + 30")
-                assert page.value(STATE) == "Live"
-                assert second.facts().sessions == 1
-                assert page.value("document.getElementById('models').children.length") == 0
+    def person() -> None:
+        with open_page(f"{fleet.url}/") as page:
+            begin(page)
+            page.until(f"{FRAMES} > 20")
+            second = asyncio.run_coroutine_threadsafe(fleet.box(allowed_origins=allowed), loop).result()
+            asyncio.run_coroutine_threadsafe(fleet.stop(first), loop).result()
+            painted = page.value(FRAMES)
+            page.until(f"{FRAMES} > {painted} + 30")
+            assert page.value(STATE) == "Live"
+            assert second.facts().sessions == 1
+            assert page.value("document.getElementById('models').children.length") == 0
 
-        await asyncio.to_thread(person)
-
-    run(tmp_path / "store", test)
+    await asyncio.to_thread(person)
 
 
-def test_a_link_leads_to_the_box_that_has_the_session(tmp_path: Path) -> None:
-    async def test(fleet: Fleet) -> None:
-        for _ in range(2):
-            await fleet.box(allowed_origins=frozenset({fleet.url}))
+async def test_a_link_leads_to_the_box_that_has_the_session(fleet: Fleet) -> None:
+    for _ in range(2):
+        await fleet.box(allowed_origins=frozenset({fleet.url}))
 
-        def people() -> None:
-            with open_page(f"{fleet.url}/") as page:
-                begin(page)
-                page.until(f"{FRAMES} > 5 && document.getElementById('share').checkVisibility()")
-                page.value("document.getElementById('share').click(), true")
-                link = page.until("document.getElementById('link-text').value")
-                assert not link.startswith(fleet.url)
-                with open_page(link) as other:
-                    other.until(f"{FRAMES} > 20 && {STATE} === 'Live'")
-                    assert other.problems == page.problems == []
+    def people() -> None:
+        with open_page(f"{fleet.url}/") as page:
+            begin(page)
+            page.until(f"{FRAMES} > 5 && document.getElementById('share').checkVisibility()")
+            page.value("document.getElementById('share').click(), true")
+            link = page.until("document.getElementById('link-text').value")
+            assert not link.startswith(fleet.url)
+            with open_page(link) as other:
+                other.until(f"{FRAMES} > 20 && {STATE} === 'Live'")
+                assert other.problems == page.problems == []
 
-        await asyncio.to_thread(people)
-
-    run(tmp_path / "store", test)
+    await asyncio.to_thread(people)
 
 
-def test_a_fleet_of_two_models_has_a_page_for_each(tmp_path: Path) -> None:
-    async def test(fleet: Fleet) -> None:
-        allowed = frozenset({fleet.url})
-        video = await fleet.box(allowed_origins=allowed)
-        speech = await fleet.box(opener, digest="5" * 64, allowed_origins=allowed)
+async def test_a_fleet_of_two_models_has_a_page_for_each(fleet: Fleet) -> None:
+    allowed = frozenset({fleet.url})
+    video = await fleet.box(allowed_origins=allowed)
+    speech = await fleet.box(opener, digest="5" * 64, allowed_origins=allowed)
 
-        def person() -> None:
-            with open_page(f"{fleet.url}/?model={video.facts().model}") as page:
-                begin(page)
-                page.until(f"{FRAMES} > 5")
-                page.follow("#models a[href*=speech]")
-                page.until("document.title === 'Seko speaks' && !document.getElementById('save').disabled")
-                page.value("document.getElementById('text').value = 'hallo'; true")
-                page.value("document.getElementById('save').click(); true")
-                page.until("Number(document.body.dataset.saved || 0) > 0")  # from the box, by its link
-                assert page.problems == []
+    def person() -> None:
+        with open_page(f"{fleet.url}/?model={video.facts().model}") as page:
+            begin(page)
+            page.until(f"{FRAMES} > 5")
+            page.follow("#models a[href*=speech]")
+            page.until("document.title === 'Seko speaks' && !document.getElementById('save').disabled")
+            page.value("document.getElementById('text').value = 'hallo'; true")
+            page.value("document.getElementById('save').click(); true")
+            page.until("Number(document.body.dataset.saved || 0) > 0")  # from the box, by its link
+            assert page.problems == []
 
-        await asyncio.to_thread(person)
-        assert speech.facts().model != video.facts().model
-
-    run(tmp_path / "store", test)
+    await asyncio.to_thread(person)
+    assert speech.facts().model != video.facts().model

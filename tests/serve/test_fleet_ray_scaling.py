@@ -18,13 +18,14 @@ import pytest
 from seko_serve.client import AsyncClient
 from seko_serve.fleet.config import ModelConfig
 
-from .fleet_soak import Viewer, holder, number, rows, run
-from .ray_nodes import LIMIT_S, cluster, film, fleet_of, port, ready_boxes, replicas, until
+from .fleet_soak import Viewer, holder, number, rows
+from .ray_nodes import cluster, film, fleet_of, port, ready_boxes, replicas, until
 from .test_fleet_directory import RedisServer, redis_server
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.quiet,
+    pytest.mark.limit_s(900),
     pytest.mark.filterwarnings("ignore"),  # Ray's own
     # Importing Ray takes seconds, and a run without these tests collects them too.
     pytest.mark.skipif(find_spec("ray") is None, reason="needs seko-serve[ray]"),
@@ -75,7 +76,7 @@ def applications() -> int:
     return sum(name.startswith("seko-box-") for name in serve.status().applications)
 
 
-def test_a_queue_adds_boxes_and_boxes_end_once_they_have_no_session(
+async def test_a_queue_adds_boxes_and_boxes_end_once_they_have_no_session(
     cluster: Any, port: int, film: Path, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     from seko_serve.fleet.deployments import apply, remove
@@ -88,58 +89,55 @@ def test_a_queue_adds_boxes_and_boxes_end_once_they_have_no_session(
     async def box_of(watched: Watched) -> int:
         return await holder(redis_server.url, watched.viewer.session)
 
-    async def test() -> None:
-        await asyncio.to_thread(apply, config)
-        await until(lambda: ready_boxes(url) == 1)
-        # Three requests for the two rows of one box: one of them waits.
-        viewers = [Watched(url, seed) for seed in range(3)]
-        await asyncio.gather(*(viewer.begin() for viewer in viewers))
-        assert 2 <= applications() <= 3
-        boxes = [await box_of(viewer) for viewer in viewers]
-        assert len(set(boxes)) >= 2
-        await asyncio.gather(*(viewer.goes_on() for viewer in viewers))
+    await asyncio.to_thread(apply, config)
+    await until(lambda: ready_boxes(url) == 1)
+    # Three requests for the two rows of one box: one of them waits.
+    viewers = [Watched(url, seed) for seed in range(3)]
+    await asyncio.gather(*(viewer.begin() for viewer in viewers))
+    assert 2 <= applications() <= 3
+    boxes = [await box_of(viewer) for viewer in viewers]
+    assert len(set(boxes)) >= 2
+    await asyncio.gather(*(viewer.goes_on() for viewer in viewers))
 
-        # Of the box that was started last Ray would take the replica; its session stays.
-        first = max(set(boxes), key=boxes.count)
-        stays = next(viewer for viewer, box in zip(viewers, boxes, strict=True) if box != first)
-        for viewer in viewers:
-            if viewer is not stays:
-                await viewer.end()
-        await until(lambda: (applications(), ready_boxes(url)) == (1, 1))
-        await stays.goes_on()
-
-        again = [Watched(url, seed) for seed in range(3) if seed != stays.viewer.seed]
-        await asyncio.gather(*(viewer.begin() for viewer in again))
-        await until(lambda: applications() >= 2 and ready_boxes(url) == applications())
-        everyone = [stays, *again]
-
-        # A smaller fleet: boxes are closed, and end only behind their last sessions.
-        smaller = replace(config, models=(replace(model, max_boxes=1),))
-        await asyncio.to_thread(apply, smaller)
-        opened: list[int] = []
-        while len(opened) != 1:
-            await asyncio.sleep(0.1)
-            opened = [number(row.name) for row in await rows(redis_server.url) if row.accepts]
-        await asyncio.gather(*(viewer.goes_on(40) for viewer in everyone))
-        assert applications() >= 2
-        left = [viewer for viewer in everyone if await box_of(viewer) in opened]
-        assert 1 <= len(left) < len(everyone)
-        for viewer in everyone:
-            if viewer not in left:
-                await viewer.end()
-        await until(lambda: (applications(), ready_boxes(url)) == (1, 1))
-        for viewer in left:
-            await viewer.goes_on()
+    # Of the box that was started last Ray would take the replica; its session stays.
+    first = max(set(boxes), key=boxes.count)
+    stays = next(viewer for viewer, box in zip(viewers, boxes, strict=True) if box != first)
+    for viewer in viewers:
+        if viewer is not stays:
             await viewer.end()
-        for viewer in (*viewers, *again):
-            viewer.check()
-        await asyncio.to_thread(remove)
-        assert applications() == 0
+    await until(lambda: (applications(), ready_boxes(url)) == (1, 1))
+    await stays.goes_on()
 
-    run(test, LIMIT_S)
+    again = [Watched(url, seed) for seed in range(3) if seed != stays.viewer.seed]
+    await asyncio.gather(*(viewer.begin() for viewer in again))
+    await until(lambda: applications() >= 2 and ready_boxes(url) == applications())
+    everyone = [stays, *again]
+
+    # A smaller fleet: boxes are closed, and end only behind their last sessions.
+    smaller = replace(config, models=(replace(model, max_boxes=1),))
+    await asyncio.to_thread(apply, smaller)
+    opened: list[int] = []
+    while len(opened) != 1:
+        await asyncio.sleep(0.1)
+        opened = [number(row.name) for row in await rows(redis_server.url) if row.accepts]
+    await asyncio.gather(*(viewer.goes_on(40) for viewer in everyone))
+    assert applications() >= 2
+    left = [viewer for viewer in everyone if await box_of(viewer) in opened]
+    assert 1 <= len(left) < len(everyone)
+    for viewer in everyone:
+        if viewer not in left:
+            await viewer.end()
+    await until(lambda: (applications(), ready_boxes(url)) == (1, 1))
+    for viewer in left:
+        await viewer.goes_on()
+        await viewer.end()
+    for viewer in (*viewers, *again):
+        viewer.check()
+    await asyncio.to_thread(remove)
+    assert applications() == 0
 
 
-def test_a_killed_scaler_ends_no_session_and_adds_and_ends_boxes_again(
+async def test_a_killed_scaler_ends_no_session_and_adds_and_ends_boxes_again(
     cluster: Any, port: int, film: Path, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     from seko_serve.fleet.deployments import apply, remove
@@ -147,32 +145,28 @@ def test_a_killed_scaler_ends_no_session_and_adds_and_ends_boxes_again(
     model = ModelConfig(str(film / "artifact"), boxes=1, max_boxes=2, gpus=0, cpus=0.5, device="cpu")
     config = fleet_of(model, tmp_path, redis_server.url, port, shrink_after=3.0)
     url = f"http://127.0.0.1:{config.port}"
+    await asyncio.to_thread(apply, config)
+    await until(lambda: ready_boxes(url) == 1)
+    stays = await Watched(url, 0).begin()
+    await stays.goes_on()
 
-    async def test() -> None:
-        await asyncio.to_thread(apply, config)
-        await until(lambda: ready_boxes(url) == 1)
-        stays = await Watched(url, 0).begin()
-        await stays.goes_on()
+    (scaler,) = await asyncio.to_thread(replicas, cluster, "seko-scaler:scaler")
+    os.kill(scaler, signal.SIGKILL)
+    await stays.goes_on()
+    further = [Watched(url, seed) for seed in (1, 2)]  # for whom the box has one row
+    await asyncio.gather(*(viewer.begin() for viewer in further))
+    assert applications() == 2
+    (again,) = await asyncio.to_thread(replicas, cluster, "seko-scaler:scaler")
+    assert again != scaler
+    for viewer in (stays, *further):
+        await viewer.goes_on()
 
-        (scaler,) = await asyncio.to_thread(replicas, cluster, "seko-scaler:scaler")
-        os.kill(scaler, signal.SIGKILL)
-        await stays.goes_on()
-        further = [Watched(url, seed) for seed in (1, 2)]  # for whom the box has one row
-        await asyncio.gather(*(viewer.begin() for viewer in further))
-        assert applications() == 2
-        (again,) = await asyncio.to_thread(replicas, cluster, "seko-scaler:scaler")
-        assert again != scaler
-        for viewer in (stays, *further):
-            await viewer.goes_on()
-
-        os.kill(again, signal.SIGKILL)
-        for viewer in further:
-            await viewer.end()
-        await until(lambda: (applications(), ready_boxes(url)) == (1, 1))
-        await stays.goes_on()
-        await stays.end()
-        for viewer in (stays, *further):
-            viewer.check()
-        await asyncio.to_thread(remove)
-
-    run(test, LIMIT_S)
+    os.kill(again, signal.SIGKILL)
+    for viewer in further:
+        await viewer.end()
+    await until(lambda: (applications(), ready_boxes(url)) == (1, 1))
+    await stays.goes_on()
+    await stays.end()
+    for viewer in (stays, *further):
+        viewer.check()
+    await asyncio.to_thread(remove)

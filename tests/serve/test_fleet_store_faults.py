@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -25,13 +25,13 @@ from seko_serve.store.base import Content, StoreError
 from seko_serve.store.folder import FolderStore
 
 from .clients import session_of, with_tokens_of
+from .conftest import LIMIT_S
 from .fleet_soak import PROMPTS, alone
-from .fleets import KEYS, Fleet
+from .fleets import KEYS, Fleet, FleetStarter
 from .test_fleet_gateway import ask, to_the_end
 from .test_server import pictures, watch
 
 pytest.importorskip("aiohttp", reason="needs seko-serve[ray]")
-LIMIT_S = 60.0
 OTHER = "e" * 64  # digest of another artifact
 
 
@@ -57,29 +57,31 @@ class Directory(MemoryDirectory):
         return set(self._leases)
 
 
-NewClient = Callable[..., AsyncClient]
+@pytest.fixture
+def directory() -> Directory:
+    return Directory()
 
 
-def run(
-    folder: Path, test: Callable[[Fleet, Directory, NewClient], Awaitable[None]], keys: Sequence[str] = ()
-) -> None:
-    """Run a bounded test, with a function that makes clients of the gateway, or of an address."""
-    directory = Directory()
+@pytest.fixture
+async def fleet(start_fleet: FleetStarter, directory: Directory) -> Fleet:
+    """A gateway with that directory."""
+    return await start_fleet(lambda: directory)
 
-    async def bounded() -> None:
-        async with (
-            Fleet(folder, lambda: directory).running(keys=tuple(keys)) as fleet,
-            AsyncExitStack() as clients,
-        ):
 
-            def new_client(key: str | None = None, url: str = "") -> AsyncClient:
-                client = AsyncClient(url or fleet.url, key)
-                clients.push_async_callback(client.drop)
-                return client
+ClientOf = Callable[..., AsyncClient]
 
-            await asyncio.wait_for(test(fleet, directory, new_client), LIMIT_S)
 
-    asyncio.run(bounded())
+@pytest.fixture
+async def client_of() -> AsyncIterator[ClientOf]:
+    """Make clients of an address, with a key; they are dropped at the end of the test."""
+    async with AsyncExitStack() as clients:
+
+        def made(url: str, key: str | None = None) -> AsyncClient:
+            client = AsyncClient(url, key)
+            clients.push_async_callback(client.drop)
+            return client
+
+        yield made
 
 
 async def opened(client: AsyncClient, seed: int) -> AsyncClient:
@@ -111,98 +113,93 @@ async def free_rows(box: Box) -> int:
 
 
 @pytest.mark.parametrize("fault", ["snapshot damaged", "snapshot cut", "snapshot gone", "records damaged"])
-def test_a_damaged_session_ends_with_a_sentence_and_nobody_elses_with_it(tmp_path: Path, fault: str) -> None:
-    folder = tmp_path / "store"
-
-    async def test(fleet: Fleet, directory: Directory, new_client: NewClient) -> None:
-        first = await fleet.box(keys=KEYS)
-        damaged, other = (new_client(key) for key in KEYS)
-        media: list[Media] = []
-        for seed, client in enumerate((damaged, other)):
-            media = (await watch(await opened(client, seed), 3))[0]
-        second = await fleet.box(keys=KEYS)
-        stopping = asyncio.create_task(fleet.stop(first))
-        for client in (damaged, other):
-            rest, code = await to_the_end(client)
-            assert code == "stopping"
-        media += rest
-        await stopping
-        for file in folder.glob(
-            f"{session_of(damaged)}.{'record' if fault.startswith('record') else 'snapshot-'}*"
-        ):
-            content = bytearray(file.read_bytes())
-            content[-100] ^= 1
-            if fault.endswith("gone"):
-                file.unlink()
-            else:
-                file.write_bytes(content[:-1000] if fault.endswith("cut") else content)
-
-        for _ in range(3):  # also behind the second process that failed
-            with pytest.raises(ServeError, match=r"is damaged|two servers could not continue") as lost:
-                await damaged.resume()
-            assert (lost.value.kind.code, lost.value.kind.retryable) == ("lost", False)
-        await other.resume()
-        media += (await watch(other, 3))[0]
-        assert check(media, 1) == 0
-        assert (second.facts().sessions, second.facts().free) == (1, second.facts().capacity - 1)
-        assert await free_rows(second) == second.facts().capacity - 1
-        assert directory.leases == {session_of(other)}
-        assert (await ask(fleet, f"/v1/sessions/{session_of(damaged)}", key=KEYS[1]))[0] in (404, 410)
-        await watch(await opened(damaged, 0), 1)  # its client begins another one
-
-    run(folder, test, KEYS)
-
-
-def test_a_session_comes_back_at_its_own_artifact_alone_whatever_the_directory_remembers(
-    tmp_path: Path,
+async def test_a_damaged_session_ends_with_a_sentence_and_nobody_elses_with_it(
+    tmp_path: Path, fault: str, start_fleet: FleetStarter, directory: Directory, client_of: ClientOf
 ) -> None:
     folder = tmp_path / "store"
+    fleet = await start_fleet(lambda: directory, keys=KEYS)
+    first = await fleet.box(keys=KEYS)
+    damaged, other = (client_of(fleet.url, key) for key in KEYS)
+    media: list[Media] = []
+    for seed, client in enumerate((damaged, other)):
+        media = (await watch(await opened(client, seed), 3))[0]
+    second = await fleet.box(keys=KEYS)
+    stopping = asyncio.create_task(fleet.stop(first))
+    for client in (damaged, other):
+        rest, code = await to_the_end(client)
+        assert code == "stopping"
+    media += rest
+    await stopping
+    for file in folder.glob(
+        f"{session_of(damaged)}.{'record' if fault.startswith('record') else 'snapshot-'}*"
+    ):
+        content = bytearray(file.read_bytes())
+        content[-100] ^= 1
+        if fault.endswith("gone"):
+            file.unlink()
+        else:
+            file.write_bytes(content[:-1000] if fault.endswith("cut") else content)
 
-    async def test(fleet: Fleet, directory: Directory, new_client: NewClient) -> None:
-        first = await fleet.box()
-        client = await opened(new_client(), 1)
-        media = (await watch(client, 3))[0]
-        other = await fleet.box(digest=OTHER)
-        stopping = asyncio.create_task(fleet.stop(first))
-        media += (await to_the_end(client))[0]
-        await stopping
-        for _ in range(3):
-            with pytest.raises(ServeError, match="no box has the session's artifact") as refused:
-                await client.resume()
-            assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
-        directory.deaf = True
-        directory.forget()
-        await asyncio.sleep(2 * FRESH_S)  # rows that the gateway has just read are used
-        with pytest.raises(ServeError, match="no box answers") as refused:
+    for _ in range(3):  # also behind the second process that failed
+        with pytest.raises(ServeError, match=r"is damaged|two servers could not continue") as lost:
+            await damaged.resume()
+        assert (lost.value.kind.code, lost.value.kind.retryable) == ("lost", False)
+    await other.resume()
+    media += (await watch(other, 3))[0]
+    assert check(media, 1) == 0
+    assert (second.facts().sessions, second.facts().free) == (1, second.facts().capacity - 1)
+    assert await free_rows(second) == second.facts().capacity - 1
+    assert directory.leases == {session_of(other)}
+    assert (await ask(fleet, f"/v1/sessions/{session_of(damaged)}", key=KEYS[1]))[0] in (404, 410)
+    await watch(await opened(damaged, 0), 1)  # its client begins another one
+
+
+async def test_a_session_comes_back_at_its_own_artifact_alone_whatever_the_directory_remembers(
+    tmp_path: Path, fleet: Fleet, directory: Directory, client_of: ClientOf
+) -> None:
+    folder = tmp_path / "store"
+    first = await fleet.box()
+    client = await opened(client_of(fleet.url), 1)
+    media = (await watch(client, 3))[0]
+    other = await fleet.box(digest=OTHER)
+    stopping = asyncio.create_task(fleet.stop(first))
+    media += (await to_the_end(client))[0]
+    await stopping
+    for _ in range(3):
+        with pytest.raises(ServeError, match="no box has the session's artifact") as refused:
             await client.resume()
-        assert refused.value.kind.retryable
-        directory.deaf = False
-        while not await directory.boxes():
-            await asyncio.sleep(0.05)
-        for _ in range(3):
-            with pytest.raises(ServeError, match="needs another artifact") as refused:
-                await client.resume()
-            assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
-        # One that does not ask the gateway.
-        elsewhere = with_tokens_of(client, new_client(url=other.facts().inside))
-        with pytest.raises(ServeError, match="needs another artifact"):
-            await elsewhere.resume()
-        assert not list(folder.glob("*.owner-*")), "nobody took the session over"
-        assert await free_rows(other) == other.facts().capacity
-
-        await fleet.box()
-        directory.forget()
-        while len(await directory.boxes()) < 2:
-            await asyncio.sleep(0.05)
+        assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
+    directory.deaf = True
+    directory.forget()
+    await asyncio.sleep(2 * FRESH_S)  # rows that the gateway has just read are used
+    with pytest.raises(ServeError, match="no box answers") as refused:
         await client.resume()
-        media += (await watch(client, 3))[0]
-        assert check(media, 1) == 0
+    assert refused.value.kind.retryable
+    directory.deaf = False
+    while not await directory.boxes():
+        await asyncio.sleep(0.05)
+    for _ in range(3):
+        with pytest.raises(ServeError, match="needs another artifact") as refused:
+            await client.resume()
+        assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
+    # One that does not ask the gateway.
+    elsewhere = with_tokens_of(client, client_of(other.facts().inside))
+    with pytest.raises(ServeError, match="needs another artifact"):
+        await elsewhere.resume()
+    assert not list(folder.glob("*.owner-*")), "nobody took the session over"
+    assert await free_rows(other) == other.facts().capacity
 
-    run(folder, test)
+    await fleet.box()
+    directory.forget()
+    while len(await directory.boxes()) < 2:
+        await asyncio.sleep(0.05)
+    await client.resume()
+    media += (await watch(client, 3))[0]
+    assert check(media, 1) == 0
 
 
-def test_a_full_store_stops_no_stream_and_a_session_that_must_move_waits_for_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_full_store_stops_no_stream_and_a_session_that_must_move_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: Fleet, directory: Directory, client_of: ClientOf
 ) -> None:
     folder, put, full = tmp_path / "store", FolderStore.put, [False]
 
@@ -212,41 +209,37 @@ def test_a_full_store_stops_no_stream_and_a_session_that_must_move_waits_for_roo
         put(store, name, pieces)
 
     monkeypatch.setattr(FolderStore, "put", putting)
-
-    async def test(fleet: Fleet, directory: Directory, new_client: NewClient) -> None:
-        first = await fleet.box()
-        client = await opened(new_client(), 1)
-        media: list[Media] = []
-        await saved(folder, client, media)
-        full[0] = True
-        before = media[-1].chunk
-        media += (await watch(client, 6))[0]
-        assert media[-1].chunk == before + 6
-        second = await fleet.box()
-        newcomer = await opened(new_client(), 2)  # which is not saved either
-        await watch(newcomer, 2)
-        await newcomer.close()
-        stopping = asyncio.create_task(fleet.stop(first))
-        rest, code = await to_the_end(client)
-        media += rest
-        await stopping
-        assert code == "stopping"
-        for _ in range(3):
-            with pytest.raises(ServeError, match="store of snapshots takes no file") as refused:
-                await client.resume()
-            assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
-        assert (second.facts().sessions, await free_rows(second)) == (0, second.facts().capacity)
-        assert not directory.leases
-        full[0] = False
-        await client.resume()
-        media += (await watch(client, media[-1].chunk + 4))[0]
-        assert check(media, 1) > 0, "what was made while the store was full comes again"
-
-    run(folder, test)
+    first = await fleet.box()
+    client = await opened(client_of(fleet.url), 1)
+    media: list[Media] = []
+    await saved(folder, client, media)
+    full[0] = True
+    before = media[-1].chunk
+    media += (await watch(client, 6))[0]
+    assert media[-1].chunk == before + 6
+    second = await fleet.box()
+    newcomer = await opened(client_of(fleet.url), 2)  # which is not saved either
+    await watch(newcomer, 2)
+    await newcomer.close()
+    stopping = asyncio.create_task(fleet.stop(first))
+    rest, code = await to_the_end(client)
+    media += rest
+    await stopping
+    assert code == "stopping"
+    for _ in range(3):
+        with pytest.raises(ServeError, match="store of snapshots takes no file") as refused:
+            await client.resume()
+        assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
+    assert (second.facts().sessions, await free_rows(second)) == (0, second.facts().capacity)
+    assert not directory.leases
+    full[0] = False
+    await client.resume()
+    media += (await watch(client, media[-1].chunk + 4))[0]
+    assert check(media, 1) > 0, "what was made while the store was full comes again"
 
 
-def test_a_snapshot_that_cannot_be_read_for_a_while_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_snapshot_that_cannot_be_read_for_a_while_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: Fleet, client_of: ClientOf
 ) -> None:
     folder, get, fails = tmp_path / "store", FolderStore.get, [False]
 
@@ -256,29 +249,25 @@ def test_a_snapshot_that_cannot_be_read_for_a_while_is_not_lost(
         return get(store, name)
 
     monkeypatch.setattr(FolderStore, "get", getting)
-
-    async def test(fleet: Fleet, _: Directory, new_client: NewClient) -> None:
-        first = await fleet.box()
-        client = await opened(new_client(), 1)
-        media: list[Media] = []
-        await saved(folder, client, media)
-        boxes = [await fleet.box() for _ in range(3)]
-        await fleet.stop(first)
-        media += (await to_the_end(client))[0]
-        fails[0] = True
-        for box in boxes:
-            with pytest.raises(ServeError, match="cannot continue now"):
-                await box._manager.reenter(session_of(client), client._resume)
-        fails[0] = False
-        await client.resume()
-        media += (await watch(client, 3))[0]
-        assert check(media, 1) == 0
-
-    run(folder, test)
+    first = await fleet.box()
+    client = await opened(client_of(fleet.url), 1)
+    media: list[Media] = []
+    await saved(folder, client, media)
+    boxes = [await fleet.box() for _ in range(3)]
+    await fleet.stop(first)
+    media += (await to_the_end(client))[0]
+    fails[0] = True
+    for box in boxes:
+        with pytest.raises(ServeError, match="cannot continue now"):
+            await box._manager.reenter(session_of(client), client._resume)
+    fails[0] = False
+    await client.resume()
+    media += (await watch(client, 3))[0]
+    assert check(media, 1) == 0
 
 
-def test_a_store_that_does_not_answer_delays_no_stream_and_no_drain_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_store_that_does_not_answer_delays_no_stream_and_no_drain_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: Fleet, directory: Directory, client_of: ClientOf
 ) -> None:
     folder, put, answers = tmp_path / "store", FolderStore.put, threading.Event()
     answers.set()
@@ -290,10 +279,9 @@ def test_a_store_that_does_not_answer_delays_no_stream_and_no_drain_for_ever(
 
     monkeypatch.setattr(FolderStore, "put", putting)
     monkeypatch.setattr(manager, "DRAIN_S", 0.5)
-
-    async def test(fleet: Fleet, directory: Directory, new_client: NewClient) -> None:
+    try:
         first = await fleet.box()
-        client = await opened(new_client(), 1)
+        client = await opened(client_of(fleet.url), 1)
         media: list[Media] = []
         await saved(folder, client, media)
         answers.clear()
@@ -323,15 +311,12 @@ def test_a_store_that_does_not_answer_delays_no_stream_and_no_drain_for_ever(
         record = await asyncio.to_thread(second._manager.saving._saved.find, session_of(client))  # type: ignore[union-attr]
         assert record is not None
         assert names == {record.snapshot}, "a snapshot that no record names"
-
-    try:
-        run(folder, test)
     finally:
         answers.set()
 
 
-def test_a_store_that_does_not_answer_keeps_no_viewer_out_and_no_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_store_that_does_not_answer_keeps_no_viewer_out_and_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: Fleet, client_of: ClientOf
 ) -> None:
     folder, put, answers = tmp_path / "store", FolderStore.put, threading.Event()
     answers.set()
@@ -341,10 +326,9 @@ def test_a_store_that_does_not_answer_keeps_no_viewer_out_and_no_row(
         put(store, name, pieces)
 
     monkeypatch.setattr(FolderStore, "put", putting)
-
-    async def test(fleet: Fleet, _: Directory, new_client: NewClient) -> None:
+    try:
         box = await fleet.box()
-        clients = [await opened(new_client(), seed) for seed in (0, 1, 2)]
+        clients = [await opened(client_of(fleet.url), seed) for seed in (0, 1, 2)]
         media: list[list[Media]] = [[], [], []]
         for client, own in zip(clients, media, strict=True):
             await saved(folder, client, own)
@@ -368,41 +352,36 @@ def test_a_store_that_does_not_answer_keeps_no_viewer_out_and_no_row(
         await closing
         while len(box._manager.sessions) > 1:
             await asyncio.sleep(0.02)
-
-    try:
-        run(folder, test)
     finally:
         answers.set()
 
 
-def test_no_row_and_no_lease_is_left_of_sessions_that_nobody_comes_back_to(tmp_path: Path) -> None:
+async def test_no_row_and_no_lease_is_left_of_sessions_that_nobody_comes_back_to(
+    tmp_path: Path, fleet: Fleet, directory: Directory, client_of: ClientOf
+) -> None:
     folder = tmp_path / "store"
-
-    async def test(fleet: Fleet, directory: Directory, new_client: NewClient) -> None:
-        boxes = [await fleet.box(lease_s=0.3) for _ in range(2)]
-        closed, dropped, moved = (new_client() for _ in range(3))
-        for seed, client in enumerate((closed, dropped, moved)):
-            await watch(await opened(client, seed), 2)
-        status, never = await ask(fleet, "/v1/sessions", "POST", {"prompt": "a b"})
-        assert status == 201
-        (holder,) = [box for box in boxes if session_of(moved) in box._manager.sessions]
-        boxes = [box for box in boxes if box is not holder] + [await fleet.box(lease_s=0.3)]
-        await fleet.stop(holder)
-        if session_of(dropped) not in boxes[0]._manager.sessions:
-            await dropped.resume()
-        await dropped.drop()
-        await moved.resume()
-        await moved.drop()
-        if session_of(closed) not in boxes[0]._manager.sessions:
-            await closed.resume()
-        await closed.close()
-        while directory.leases or any(box.facts().sessions for box in boxes):
-            await asyncio.sleep(0.05)
-        for box in boxes:
-            assert (await free_rows(box), box.facts().free) == (box.facts().capacity,) * 2
-        assert (await ask(fleet, "/v1/sessions"))[1]["data"] == []
-        files = {file.name[:16] for file in folder.glob("*.snapshot-*")}
-        assert files == {session_of(dropped), session_of(moved)}, "those whose clients may come back"
-        assert (await ask(fleet, f"/v1/sessions/{never['id']}"))[0] == 404
-
-    run(folder, test)
+    boxes = [await fleet.box(lease_s=0.3) for _ in range(2)]
+    closed, dropped, moved = (client_of(fleet.url) for _ in range(3))
+    for seed, client in enumerate((closed, dropped, moved)):
+        await watch(await opened(client, seed), 2)
+    status, never = await ask(fleet, "/v1/sessions", "POST", {"prompt": "a b"})
+    assert status == 201
+    (holder,) = [box for box in boxes if session_of(moved) in box._manager.sessions]
+    boxes = [box for box in boxes if box is not holder] + [await fleet.box(lease_s=0.3)]
+    await fleet.stop(holder)
+    if session_of(dropped) not in boxes[0]._manager.sessions:
+        await dropped.resume()
+    await dropped.drop()
+    await moved.resume()
+    await moved.drop()
+    if session_of(closed) not in boxes[0]._manager.sessions:
+        await closed.resume()
+    await closed.close()
+    while directory.leases or any(box.facts().sessions for box in boxes):
+        await asyncio.sleep(0.05)
+    for box in boxes:
+        assert (await free_rows(box), box.facts().free) == (box.facts().capacity,) * 2
+    assert (await ask(fleet, "/v1/sessions"))[1]["data"] == []
+    files = {file.name[:16] for file in folder.glob("*.snapshot-*")}
+    assert files == {session_of(dropped), session_of(moved)}, "those whose clients may come back"
+    assert (await ask(fleet, f"/v1/sessions/{never['id']}"))[0] == 404

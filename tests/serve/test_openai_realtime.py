@@ -6,10 +6,9 @@ import asyncio
 import base64
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import av
@@ -24,13 +23,16 @@ from seko_serve.speech.fields import MAX_INPUT_LETTERS
 from tests.speech.texts import said_in_turn
 from tests.speech.toy_speech import MARKS, PATCH, VOICE, C, P, Tokens, all_alone, open_pool
 
-from .conftest import Running, Starter
+from .conftest import LIMIT_S, Running, Starter
 from .test_controls import noise, wav
 from .test_server import http
 from .test_speech import KEY, OTHER, levels, opener, said_alone, spoken
 
+if TYPE_CHECKING:
+    from .fleets import FleetStarter
+
 openai = pytest.importorskip("openai", reason="needs openai, of the extra clients")
-LIMIT_S = 60
+
 MODEL = "toy-speech"
 ENDED = next(  # what the toy ends itself
     text
@@ -40,15 +42,13 @@ ENDED = next(  # what the toy ends itself
 OWN: dict[str, Any] = {"type": "audio/pcm", "rate": PATCH.sample_rate}
 
 
-def converse(
-    server: Running, test: Callable[[Any], Awaitable[None]], *, key: str = "none", model: str = MODEL
-) -> None:
-    async def bounded() -> None:
-        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
-        async with asyncio.timeout(LIMIT_S), client, client.realtime.connect(model=model) as connection:
-            await test(connection)
-
-    asyncio.run(bounded())
+@asynccontextmanager
+async def conversation(server: Running, *, key: str = "none", model: str = MODEL) -> AsyncIterator[Any]:
+    async with (
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client,
+        client.realtime.connect(model=model) as connection,
+    ):
+        yield connection
 
 
 async def until(connection: Any, kind: str) -> list[Any]:
@@ -81,8 +81,9 @@ async def refused(connection: Any) -> Any:
 
 
 @pytest.mark.shows("live-speech")
-def test_a_text_is_spoken_with_the_events_that_the_client_knows(start: Starter) -> None:
-    async def test(connection: Any) -> None:
+async def test_a_text_is_spoken_with_the_events_that_the_client_knows(start: Starter) -> None:
+    server = start(opener)
+    async with conversation(server) as connection:
         (created,) = await until(connection, "session.created")
         assert created.session.audio.output.format.rate == 24_000
         await connection.session.update(
@@ -111,14 +112,11 @@ def test_a_text_is_spoken_with_the_events_that_the_client_knows(start: Starter) 
         assert response.output[0].content[0].transcript == ENDED
         again = await say(connection, "abc")  # of the texts, only the new one
         assert np.array_equal(sound_of(again), levels(said_alone("abc")))
-
-    server = start(opener)
-    converse(server, test)
     assert http(f"{server.url}/v1/sessions")[1]["data"] == []
 
 
-def test_sound_at_openais_rate_is_the_models_resampled(start: Starter) -> None:
-    async def test(connection: Any) -> None:
+async def test_sound_at_openais_rate_is_the_models_resampled(start: Starter) -> None:
+    async with conversation(start(opener), model="gpt-realtime") as connection:
         text = "hallo.\nzzzz.\nabcd"
         sound, whole = sound_of(await say(connection, text)), levels(said_in_turn(text.split()))
         frame = av.AudioFrame.from_ndarray(whole[None], format="s16", layout="mono")
@@ -127,16 +125,13 @@ def test_sound_at_openais_rate_is_the_models_resampled(start: Starter) -> None:
         wanted = [part.to_ndarray()[0] for part in (*resampler.resample(frame), *resampler.resample(None))]
         assert np.array_equal(sound, np.concatenate(wanted))
 
-    converse(start(opener), test, model="gpt-realtime")
 
-
-def test_a_response_has_its_own_texts_voice_and_length(start: Starter) -> None:
+async def test_a_response_has_its_own_texts_voice_and_length(start: Starter) -> None:
     server = start(opener)
     recording = base64.b64encode(wav(noise(VOICE.samples), VOICE.sample_rate)).decode()
     http(f"{server.url}/v1/audio/voices", "POST", {"name": "ada", "ref_audio": recording})
     plain, _ = spoken(server.url, input="abc.\n\nzzzz", voice="ada", response_format="pcm")
-
-    async def test(connection: Any) -> None:
+    async with conversation(server) as connection:
         await connection.conversation.item.create(item=item("left for later"))
         audio = {"output": {"voice": "ada", "format": OWN}}
         events = await say(
@@ -150,11 +145,10 @@ def test_a_response_has_its_own_texts_voice_and_length(start: Starter) -> None:
         assert (done.status, done.status_details.reason) == ("incomplete", "max_output_tokens")
         assert done.output[0].content[0].transcript == "left for later"
 
-    converse(server, test)
 
+async def test_an_item_follows_the_one_that_it_names(start: Starter) -> None:
+    async with conversation(start(opener)) as connection:
 
-def test_an_item_follows_the_one_that_it_names(start: Starter) -> None:
-    async def test(connection: Any) -> None:
         async def add(text: str, behind: str | None = None) -> tuple[str, str | None]:
             more = {} if behind is None else {"previous_item_id": behind}
             await connection.conversation.item.create(item=item(text), **more)
@@ -181,11 +175,9 @@ def test_an_item_follows_the_one_that_it_names(start: Starter) -> None:
         assert (await refused(connection)).param == "previous_item_id"
         assert (await spoken_text())[1] == "noon\n\nyes"
 
-    converse(start(opener), test)
 
-
-def test_texts_that_no_response_can_hold_together_do_not_wait(start: Starter) -> None:
-    async def test(connection: Any) -> None:
+async def test_texts_that_no_response_can_hold_together_do_not_wait(start: Starter) -> None:
+    async with conversation(start(opener)) as connection:
         await connection.conversation.item.create(
             item=item(ENDED + " " * (MAX_INPUT_LETTERS - len(ENDED) - 1))
         )
@@ -194,10 +186,8 @@ def test_texts_that_no_response_can_hold_together_do_not_wait(start: Starter) ->
         await connection.response.create()
         assert (await until(connection, "response.done"))[-1].response.status == "completed"
 
-    converse(start(opener), test)
 
-
-def test_a_response_is_cancelled_and_its_row_is_free(start: Starter) -> None:
+async def test_a_response_is_cancelled_and_its_row_is_free(start: Starter) -> None:
     def held(_: str, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def call(tensors: Any) -> Any:
             time.sleep(0.05)
@@ -211,8 +201,7 @@ def test_a_response_is_cancelled_and_its_row_is_free(start: Starter) -> None:
             yield pool
 
     server = start(slow)
-
-    async def test(connection: Any) -> None:
+    async with conversation(server) as connection:  # which leaves while it is spoken
         await connection.conversation.item.create(item=item("hallo.\n" * 300))
         await connection.response.create()
         await until(connection, "response.output_audio.delta")
@@ -229,15 +218,11 @@ def test_a_response_is_cancelled_and_its_row_is_free(start: Starter) -> None:
         await connection.conversation.item.create(item=item("hallo.\n" * 300))
         await connection.response.create()
         await until(connection, "response.output_audio.delta")
-
-    converse(server, test)  # which leaves while it is spoken
-    deadline = time.monotonic() + LIMIT_S
     while server.manager.sessions:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        await asyncio.sleep(0.01)
 
 
-def test_a_response_whose_client_leaves_before_its_first_sound_frees_its_row(
+async def test_a_response_whose_client_leaves_before_its_first_sound_frees_its_row(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, left = realtime._Conversation._send, threading.Event()
@@ -250,17 +235,12 @@ def test_a_response_whose_client_leaves_before_its_first_sound_frees_its_row(
 
     monkeypatch.setattr(realtime._Conversation, "_send", gone)
     server = start(opener, lease_s=3600)
-
-    async def test(connection: Any) -> None:
+    async with conversation(server) as connection:
         await connection.conversation.item.create(item=item(ENDED))
         await connection.response.create()
         assert await asyncio.to_thread(left.wait, LIMIT_S)
-
-    converse(server, test)
-    deadline = time.monotonic() + LIMIT_S
     while server.manager.sessions:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        await asyncio.sleep(0.01)
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -291,8 +271,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-def test_what_it_does_not_do_is_refused_by_name_and_the_socket_goes_on(start: Starter) -> None:
-    async def test(connection: Any) -> None:
+async def test_what_it_does_not_do_is_refused_by_name_and_the_socket_goes_on(start: Starter) -> None:
+    async with conversation(start(opener)) as connection:
         for event, code, param in REFUSED:
             await connection.send({**event, "event_id": "sent"})
             error = await refused(connection)
@@ -301,72 +281,55 @@ def test_what_it_does_not_do_is_refused_by_name_and_the_socket_goes_on(start: St
         assert (await refused(connection)).message == "an event is a JSON object"
         assert (await say(connection, ENDED))[-1].response.status == "completed"
 
-    converse(start(opener), test)
 
-
-def test_of_too_many_events_one_is_refused_and_the_next_wait(
+async def test_of_too_many_events_one_is_refused_and_the_next_wait(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seko_serve.http.access, "MESSAGES", (20.0, 3.0))
-
-    async def test(connection: Any) -> None:
+    async with conversation(start(opener)) as connection:
         for _ in range(30):
             await connection.send_raw("[]")
         codes = [(await refused(connection)).code for _ in range(30)]
         assert "too_many_requests" in codes
         assert codes.count("bad_request") > 8
 
-    converse(start(opener), test)
 
-
-def test_a_socket_needs_the_key_the_model_and_a_speaking_artifact(
+async def test_a_socket_needs_the_key_the_model_and_a_speaking_artifact(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def error_of(server: Running, **options: Any) -> str:
-        found = []
-
-        async def test(connection: Any) -> None:
-            found.append((await refused(connection)).code)
-
-        converse(server, test, **options)
-        return str(found[0])
+    async def error_of(server: Running, **options: Any) -> str:
+        async with conversation(server, **options) as connection:
+            return str((await refused(connection)).code)
 
     server = start(opener, keys=(KEY, OTHER))
-    assert error_of(server, key="another-key-than-those") == "unauthorized"
-    assert error_of(server, key=KEY, model="other") == "not_found"
-    assert error_of(start()) == "unsupported"
+    assert await error_of(server, key="another-key-than-those") == "unauthorized"
+    assert await error_of(server, key=KEY, model="other") == "not_found"
+    assert await error_of(start()) == "unsupported"
     monkeypatch.setattr(realtime, "IDLE_S", 0.05)
-
-    async def test(connection: Any) -> None:
+    async with conversation(server, key=OTHER) as connection:
         assert [event.type async for event in connection] == ["session.created"]
 
-    converse(server, test, key=OTHER)
 
+async def test_by_a_gateway_the_client_is_sent_to_a_box(start_fleet: FleetStarter) -> None:
+    from .fleets import KEYS
 
-def test_by_a_gateway_the_client_is_sent_to_a_box(tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp", reason="needs seko-serve[ray]")
-    from .fleets import KEYS, Fleet, memory
-
-    async def test() -> None:
-        async with asyncio.timeout(LIMIT_S), Fleet(tmp_path / "store", memory()).running(keys=KEYS) as fleet:
-            box, path = await fleet.box(opener, keys=KEYS), f"{fleet.url}{realtime.PATH}/link?model="
-            for model, expected in (("another", 404), ("gpt-realtime", 201), (MODEL, 201)):
-                status, link = await asyncio.to_thread(http, path + model, "POST", {}, KEYS[0])
-                assert status == expected, (model, link)
-            assert link["url"].startswith(box.facts().url)
-            at, _, query = link["url"].partition("/realtime?")
-            given = dict(parse_qsl(query))
-            async with (
-                openai.AsyncOpenAI(api_key="none", websocket_base_url=at, max_retries=0) as client,
-                client.realtime.connect(model=MODEL, extra_query=given) as connection,
-            ):
-                await until(connection, "session.created")
-                events = await say(connection, ENDED, audio={"output": {"format": OWN}})
-                assert np.array_equal(sound_of(events), levels(said_alone(ENDED)))
-            async with (
-                openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key=KEYS[0], max_retries=0) as client,
-                client.realtime.connect(model=MODEL) as connection,
-            ):
-                assert "/link gives" in (await refused(connection)).message
-
-    asyncio.run(test())
+    fleet = await start_fleet(keys=KEYS)
+    box, path = await fleet.box(opener, keys=KEYS), f"{fleet.url}{realtime.PATH}/link?model="
+    for model, expected in (("another", 404), ("gpt-realtime", 201), (MODEL, 201)):
+        status, link = await asyncio.to_thread(http, path + model, "POST", {}, KEYS[0])
+        assert status == expected, (model, link)
+    assert link["url"].startswith(box.facts().url)
+    at, _, query = link["url"].partition("/realtime?")
+    given = dict(parse_qsl(query))
+    async with (
+        openai.AsyncOpenAI(api_key="none", websocket_base_url=at, max_retries=0) as client,
+        client.realtime.connect(model=MODEL, extra_query=given) as connection,
+    ):
+        await until(connection, "session.created")
+        events = await say(connection, ENDED, audio={"output": {"format": OWN}})
+        assert np.array_equal(sound_of(events), levels(said_alone(ENDED)))
+    async with (
+        openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key=KEYS[0], max_retries=0) as client,
+        client.realtime.connect(model=MODEL) as connection,
+    ):
+        assert "/link gives" in (await refused(connection)).message

@@ -8,8 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -20,6 +19,9 @@ from seko_serve.logs import JsonFormatter
 
 from .conftest import Starter
 from .test_server import PROMPT
+
+if TYPE_CHECKING:
+    from .fleets import Fleet
 
 TRACE = "0123456789abcdef" * 2
 
@@ -80,19 +82,12 @@ def test_the_log_has_the_id(start: Starter, log: io.StringIO, monkeypatch: pytes
     assert [line["request"] for line in faults(log)] == [asked]
 
 
-def test_a_box_has_the_id_of_its_gateway(
-    tmp_path: Path, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+async def test_a_box_has_the_id_of_its_gateway(
+    log: io.StringIO, monkeypatch: pytest.MonkeyPatch, fleet: Fleet
 ) -> None:
-    pytest.importorskip("aiohttp", reason="needs seko-serve[ray]")
-    from .fleets import Fleet, memory
-
-    async def test() -> None:
-        async with Fleet(tmp_path, memory()).running() as fleet:
-            await fleet.box()
-            monkeypatch.setattr(SessionManager, "open", fail)
-            trace = f"00-{TRACE}-0123456789abcdef-01"
-            asked = await asyncio.to_thread(id_of, f"{fleet.url}/v1/sessions", trace, {"prompt": PROMPT})
-            assert asked == TRACE
-            assert {line["request"] for line in faults(log)} == {TRACE}
-
-    asyncio.run(asyncio.wait_for(test(), 60))
+    await fleet.box()
+    monkeypatch.setattr(SessionManager, "open", fail)
+    trace = f"00-{TRACE}-0123456789abcdef-01"
+    asked = await asyncio.to_thread(id_of, f"{fleet.url}/v1/sessions", trace, {"prompt": PROMPT})
+    assert asked == TRACE
+    assert {line["request"] for line in faults(log)} == {TRACE}
