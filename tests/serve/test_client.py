@@ -222,7 +222,7 @@ async def test_a_cancelled_opening_leaves_no_session(
     waiting.release_soon()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    assert waiting.ended.wait(LIMIT_S)
+    assert await asyncio.to_thread(waiting.ended.wait, LIMIT_S)
     assert http(f"{server.url}/v1/sessions")[1]["data"] == []
 
 

@@ -102,22 +102,18 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return key_file, certificate_file
 
 
-def test_tls_for_pages_and_sockets(serve: Callable[..., Any], tmp_path: Path) -> None:
+async def test_tls_for_pages_and_sockets(serve: Callable[..., Any], tmp_path: Path) -> None:
     key_file, certificate_file = certificate(tmp_path)
     trusted = ssl.create_default_context(cafile=str(certificate_file))
     with serve("--ssl-keyfile", key_file, "--ssl-certfile", certificate_file) as server:
         url = f"https://127.0.0.1:{port(server)}"
         with urlopen(f"{url}/health", timeout=20, context=trusted) as answer:
             assert answer.status == 200
-
-        async def refused() -> int | None:
-            where = f"wss://127.0.0.1:{port(server)}/v1/sessions/x/stream"
-            async with connect(where, ssl=trusted, subprotocols=["seko.v1"]) as stream:  # type: ignore[list-item]
-                assert json.loads(await stream.recv())["code"] == "unauthorized"
-                await stream.wait_closed()
-                return stream.close_code
-
-        assert asyncio.run(refused()) == 1008
+        where = f"wss://127.0.0.1:{port(server)}/v1/sessions/x/stream"
+        async with connect(where, ssl=trusted, subprotocols=["seko.v1"]) as stream:  # type: ignore[list-item]
+            assert json.loads(await stream.recv())["code"] == "unauthorized"
+            await stream.wait_closed()
+            assert stream.close_code == 1008
 
 
 def test_a_socket_file_in_place_of_a_port(serve: Callable[..., Any], tmp_path: Path) -> None:

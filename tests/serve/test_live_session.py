@@ -196,7 +196,7 @@ async def test_a_session_whose_saving_is_given_up_while_it_is_captured_can_be_sa
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_session_for_which_the_store_does_not_answer_keeps_no_other_from_being_saved(
+async def test_a_session_for_which_the_store_does_not_answer_keeps_no_other_from_being_saved(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stops: bool
 ) -> None:
     """Neither where their viewers are gone, nor where the server stops."""
@@ -209,7 +209,9 @@ def test_a_session_for_which_the_store_does_not_answer_keeps_no_other_from_being
             answer.wait()
         real(store, name, pieces)
 
-    async def test() -> None:
+    monkeypatch.setattr(FolderStore, "put", put)
+    monkeypatch.setattr("seko_serve.live.manager.REAP_S", 0.01)
+    try:
         settings = Settings(Path("toy"), snapshots=str(tmp_path / "store"))
         manager = SessionManager(settings, Device(toy_opener))
         await manager.start()
@@ -231,11 +233,6 @@ def test_a_session_for_which_the_store_does_not_answer_keeps_no_other_from_being
         answer.set()
         await ending
         await manager.stop()
-
-    monkeypatch.setattr(FolderStore, "put", put)
-    monkeypatch.setattr("seko_serve.live.manager.REAP_S", 0.01)
-    try:
-        asyncio.run(test())
     finally:
         answer.set()
 

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
 import seko_serve.http.access
-from seko_serve.client import AsyncClient
 from seko_serve.errors import KINDS, ServeError
-from seko_serve.protocol import CONTROLS, Media
+from seko_serve.protocol import CONTROLS
 
 from .clients import socket_of
-from .conftest import Starter
+from .conftest import NewClient, Starter
 from .test_server import PROMPT, alone, pictures, watch
 from .test_watching import figures
 
@@ -55,20 +54,16 @@ def messages(count: int) -> list[str | bytes]:
     return drawn
 
 
+@pytest.mark.limit_s(600)
 @pytest.mark.parametrize("cases", [30, pytest.param(500, marks=pytest.mark.slow)])
-def test_random_messages_are_answered_or_end_their_socket(
-    start: Starter, monkeypatch: pytest.MonkeyPatch, cases: int
+async def test_random_messages_are_answered_or_end_their_socket(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, cases: int, new_client: NewClient
 ) -> None:
     for rate in ("SOCKETS", "MESSAGES"):
         monkeypatch.setattr(seko_serve.http.access, rate, (1e6, 1e6))
     drawn = messages(cases)
     server = start()
-    viewer, hostile = AsyncClient(server.url), AsyncClient(server.url)
-
-    async def begin() -> list[Media]:
-        await viewer.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-        await hostile.open(codecs=["rgb24"], prompt=PROMPT)
-        return (await watch(viewer, 2))[0]
+    viewer, hostile = new_client(server), new_client(server)
 
     async def exchange(message: str | bytes) -> None:
         with suppress(ConnectionClosed):
@@ -87,21 +82,16 @@ def test_random_messages_are_answered_or_end_their_socket(
                 await hostile.resume()
                 return
 
-    async def end() -> list[Media]:
-        media, _ = await watch(viewer, 3)
-        await hostile.close()
-        await viewer.close()
-        return media
-
-    with asyncio.Runner() as runner:
-        media = runner.run(begin())
-        for message in drawn:
-            try:
-                runner.run(asyncio.wait_for(exchange(message), 30))
-            except Exception as error:
-                raise AssertionError(f"the message {message!r}") from error
-        counted = figures(server.url)
-        seen: Any = pictures(media + runner.run(end()))
+    await viewer.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    await hostile.open(codecs=["rgb24"], prompt=PROMPT)
+    media, _ = await watch(viewer, 2)
+    for message in drawn:
+        try:
+            await asyncio.wait_for(exchange(message), 30)
+        except Exception as error:
+            raise AssertionError(f"the message {message!r}") from error
+    counted = figures(server.url)
+    seen: Any = pictures(media + (await watch(viewer, 3))[0])
     assert np.array_equal(seen, alone(9, {0: PROMPT})[: len(seen)])
     assert counted["seko_serve_refused_total code=internal"] == 0
     assert counted["seko_serve_refused_total code=bad_request"] > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
@@ -204,7 +203,7 @@ def test_a_folder_with_what_its_file_system_needs_is_taken(tmp_path: Path) -> No
     FolderStore(tmp_path / "store")  # also with files of its own
 
 
-def test_a_video_folder_loses_only_videos_of_an_earlier_server(tmp_path: Path) -> None:
+async def test_a_video_folder_loses_only_videos_of_an_earlier_server(tmp_path: Path) -> None:
     async def begin_and_end() -> None:
         jobs = VideoJobs(Device(nullcontext), 1, tmp_path)  # type: ignore[arg-type]
         await jobs.start()
@@ -214,12 +213,12 @@ def test_a_video_folder_loses_only_videos_of_an_earlier_server(tmp_path: Path) -
     left = {f"{dot}seko-serve-video_{'a-_Z' * 4}.mp4{end}" for dot, end in (("", ""), (".", ".writing"))}
     for name in left:
         (tmp_path / name).write_bytes(b"x")
-    asyncio.run(begin_and_end())
+    await begin_and_end()
     assert list(tmp_path.iterdir()) == []
     for name in (*left, of_a_user):
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(StoreError, match=f"--video-folder .* holds '{of_a_user}'"):
-        asyncio.run(begin_and_end())
+        await begin_and_end()
     assert {path.name for path in tmp_path.iterdir()} == {*left, of_a_user}
 
 

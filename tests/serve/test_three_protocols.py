@@ -41,11 +41,10 @@ from .realtime_client import opened
 from .test_server import PROMPT, http
 from .test_webrtc import Player, ask, player
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.limit_s(540)]
 VIEWERS, CHUNKS, FPS = 8, 120, 60
 STILL = 50, 80  # chunks of each viewer between which one that stands still gets none
 FIRST, EACH = toy_whole.FIRST_FRAMES, toy_whole.CHUNK_VIDEO
-LIMIT_S = 540.0
 FORMS = ("raw", "webp", "jpeg")
 DARK, LIGHT, RIPPLE = 48, 208, 16
 
@@ -201,27 +200,23 @@ async def until_each_has(seen: list[Seen], chunks: int, watching: set[asyncio.Ta
 
 
 @pytest.mark.shows("live")
-def test_each_sees_its_own_frames_while_two_others_stand_still(start: Starter) -> None:
+async def test_each_sees_its_own_frames_while_two_others_stand_still(start: Starter) -> None:
     server, seen = start(opener), [Seen(seed) for seed in range(VIEWERS)]
-
-    async def test() -> None:
-        async with asyncio.timeout(LIMIT_S), showing_nothing(server):
-            with standing_still(server) as still:
-                forms = itertools.cycle(FORMS)
-                ways = [
-                    *(by_socket(server, one) for one in seen[:3]),
-                    *(by_webrtc(server, one) for one in seen[3:5]),
-                    *(by_sglang(server, one, next(forms)) for one in seen[5:]),
-                ]
-                watching = {asyncio.create_task(way) for way in ways}
-                await until_each_has(seen, STILL[0], watching)
-                made = [session.made_chunks for session in still]
-                assert max(made) < STILL[0]
-                await until_each_has(seen, STILL[1], watching)
-                assert [session.made_chunks for session in still] == made
-                await asyncio.gather(*watching)
-
-    asyncio.run(test())
+    async with showing_nothing(server):
+        with standing_still(server) as still:
+            forms = itertools.cycle(FORMS)
+            ways = [
+                *(by_socket(server, one) for one in seen[:3]),
+                *(by_webrtc(server, one) for one in seen[3:5]),
+                *(by_sglang(server, one, next(forms)) for one in seen[5:]),
+            ]
+            watching = {asyncio.create_task(way) for way in ways}
+            await until_each_has(seen, STILL[0], watching)
+            made = [session.made_chunks for session in still]
+            assert max(made) < STILL[0]
+            await until_each_has(seen, STILL[1], watching)
+            assert [session.made_chunks for session in still] == made
+            await asyncio.gather(*watching)
     assert sum(one.chunks for one in seen) == VIEWERS * CHUNKS
     for one in seen:
         wanted = alone(one.seed)

@@ -16,14 +16,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import HTTPConnection
 
-from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.logs import JsonFormatter, last_line
 from seko_serve.settings import Settings
 from tests.runtime.pool_stories import FILL_CHUNKS
 
-from .conftest import Starter
+from .conftest import NewClient, Starter
 from .test_server import PROMPT, http, watch
 
 KEY = "a-key-of-the-first-tenant"
@@ -42,47 +41,47 @@ def figures(url: str) -> dict[str, float]:
     }
 
 
-async def test_figures_count_what_a_session_did(start: Starter) -> None:
+async def test_figures_count_what_a_session_did(start: Starter, new_client: NewClient) -> None:
     server = start(max_sessions=1)
-    async with AsyncClient(server.url) as client:
-        await client.open(codecs=["rgb24"], prompt=PROMPT)
-        media, _ = await watch(client, 4)
-        assert http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[0] == 503
-        # An acknowledged chunk is followed by others: pause, so that nothing is counted between two looks.
-        await client.send("pause")
-        async for received in client.messages():
-            if isinstance(received, dict) and received["type"] == "state":
-                break
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
+    media, _ = await watch(client, 4)
+    assert http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[0] == 503
+    # An acknowledged chunk is followed by others: pause, so that nothing is counted between two looks.
+    await client.send("pause")
+    async for received in client.messages():
+        if isinstance(received, dict) and received["type"] == "state":
+            break
+    facts = http(f"{server.url}/v1/sessions")[1]["data"][0]
+    # A call is measured after its chunk may have been sent.
+    while (chunks := figures(server.url))["seko_serve_chunks_total"] < facts["chunks"] or chunks[
+        "seko_serve_call_seconds_count bucket=1"
+    ] < 4:
         facts = http(f"{server.url}/v1/sessions")[1]["data"][0]
-        # A call is measured after its chunk may have been sent.
-        while (chunks := figures(server.url))["seko_serve_chunks_total"] < facts["chunks"] or chunks[
-            "seko_serve_call_seconds_count bucket=1"
-        ] < 4:
-            facts = http(f"{server.url}/v1/sessions")[1]["data"][0]
-        assert chunks["seko_serve_sessions state=paused"] == 1
-        assert chunks["seko_serve_sockets"] == chunks["seko_serve_capacity"] == 1
-        assert chunks["seko_serve_queue"] == 0
-        assert chunks["seko_serve_variant_start variant=1"] == FILL_CHUNKS - 1
-        assert chunks["seko_serve_encode_seconds_count"] >= 4
-        assert chunks["seko_serve_ttfc_seconds_count"] == 1
-        assert chunks["seko_serve_due_chunks_total"] >= chunks["seko_serve_late_chunks_total"]
-        assert chunks["seko_serve_due_chunks_total"] >= 3  # all but the one with which playing begins
-        assert chunks["seko_serve_sent_bytes_total"] >= sum(len(packet.payload) for packet in media)
-        assert chunks["seko_serve_refused_total code=full"] == 1
-        assert chunks["seko_serve_snapshots_total result=failed"] == 0
-        assert 0 <= chunks["seko_serve_cpr"] <= 1
-        await client.close()
+    assert chunks["seko_serve_sessions state=paused"] == 1
+    assert chunks["seko_serve_sockets"] == chunks["seko_serve_capacity"] == 1
+    assert chunks["seko_serve_queue"] == 0
+    assert chunks["seko_serve_variant_start variant=1"] == FILL_CHUNKS - 1
+    assert chunks["seko_serve_encode_seconds_count"] >= 4
+    assert chunks["seko_serve_ttfc_seconds_count"] == 1
+    assert chunks["seko_serve_due_chunks_total"] >= chunks["seko_serve_late_chunks_total"]
+    assert chunks["seko_serve_due_chunks_total"] >= 3  # all but the one with which playing begins
+    assert chunks["seko_serve_sent_bytes_total"] >= sum(len(packet.payload) for packet in media)
+    assert chunks["seko_serve_refused_total code=full"] == 1
+    assert chunks["seko_serve_snapshots_total result=failed"] == 0
+    assert 0 <= chunks["seko_serve_cpr"] <= 1
+    await client.close()
 
 
-async def test_the_share_in_time_has_no_value_while_nothing_was_due(start: Starter) -> None:
+async def test_the_share_in_time_has_no_value_while_nothing_was_due(
+    start: Starter, new_client: NewClient
+) -> None:
     server = start(max_sessions=1)
     assert "seko_serve_cpr" not in figures(server.url)
-    async with AsyncClient(server.url) as client:
-        await client.open(codecs=["rgb24"], prompt=PROMPT)
-        while http(f"{server.url}/v1/sessions")[1]["data"][0]["due_chunks"] == 0:
-            await watch(client, 1)
-        assert "seko_serve_cpr" in figures(server.url)
-        await client.close()
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
+    while http(f"{server.url}/v1/sessions")[1]["data"][0]["due_chunks"] == 0:
+        await watch(client, 1)
+    assert "seko_serve_cpr" in figures(server.url)
+    await client.close()
     while http(f"{server.url}/v1/sessions")[1]["data"]:
         await asyncio.sleep(0.01)
     assert "seko_serve_cpr" not in figures(server.url)

@@ -23,13 +23,12 @@ pytest.importorskip("aiortc")
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.rtp import RTCP_PSFB_APP, RtcpPsfbPacket, pack_remb_fci
 
-from seko_serve.client import AsyncClient
 from seko_serve.live.workload import ServedPool
 from seko_serve.media.video import Frame, MjpegEncoder, Packet
 from seko_serve.settings import Settings
 
 from .browser import browser_path, open_page
-from .conftest import Running, Starter
+from .conftest import NewClient, Running, Starter
 from .test_controls import noise, wav
 from .test_server import PROMPT, http
 from .toys import talk_opener
@@ -149,7 +148,7 @@ async def test_a_player_that_ends_its_session_frees_its_row_while_the_device_is_
 
 
 async def test_a_player_takes_over_from_a_socket_within_a_chunk(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
+    start: Starter, monkeypatch: pytest.MonkeyPatch, one: Player, new_client: NewClient
 ) -> None:
     """The rest of the chunk is none of the codec that the socket had."""
     server, entered, encode = start(), threading.Event(), MjpegEncoder.encode
@@ -160,14 +159,13 @@ async def test_a_player_takes_over_from_a_socket_within_a_chunk(
         return encode(self, frame)
 
     monkeypatch.setattr(MjpegEncoder, "encode", slow)
-    async with player() as one, AsyncClient(server.url) as client:
-        await client.open(codecs=["mjpeg"], prompt=PROMPT)
-        (session,) = server.manager.sessions
-        await one.watch(server, f"/v1/sessions/{session}/whep")
-        await one.until("ready")
-        entered.set()
-        for _ in range(2 * FRAMES):
-            await one.track.recv()
+    await new_client(server).open(codecs=["mjpeg"], prompt=PROMPT)
+    (session,) = server.manager.sessions
+    await one.watch(server, f"/v1/sessions/{session}/whep")
+    await one.until("ready")
+    entered.set()
+    for _ in range(2 * FRAMES):
+        await one.track.recv()
 
 
 async def test_a_player_of_a_paused_session_is_told_so(server: Running, one: Player) -> None:
@@ -206,8 +204,10 @@ async def test_a_session_that_was_opened_before_outlives_its_player(server: Runn
     assert server.manager.sessions[name].viewer.detached_at is not None
 
 
-async def test_a_player_that_was_sent_away_ends_its_own_connection_alone(server: Running) -> None:
-    async with player() as one, player() as other:
+async def test_a_player_that_was_sent_away_ends_its_own_connection_alone(
+    server: Running, one: Player
+) -> None:
+    async with player() as other:
         await one.watch(server, WATCH)
         await one.track.recv()
         session = one.place.partition("/whep")[0]
@@ -220,19 +220,18 @@ async def test_a_player_that_was_sent_away_ends_its_own_connection_alone(server:
         assert (await asyncio.to_thread(ask, server.url + other.place, "DELETE"))[0] == 200
 
 
-async def test_a_voice_is_heard_beside_the_frames(start: Starter) -> None:
+async def test_a_voice_is_heard_beside_the_frames(start: Starter, one: Player) -> None:
     server, heard = start(talk_opener), []
     voice = base64.b64encode(wav(noise(80_000))).decode()
     name = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT, "voice": voice})[1]["id"]
-    async with player() as one:
-        one.rtc.addTransceiver("audio", direction="recvonly")
-        await one.watch(server, f"/v1/sessions/{name}/whep")
-        tracks = {receiver.track.kind: receiver.track for receiver in one.rtc.getReceivers()}
-        for _ in range(FRAMES):
-            await tracks["video"].recv()
-        for _ in range(2 * FRAMES):
-            heard.append((await tracks["audio"].recv()).to_ndarray())
-        assert (await one.until("ready"))["audio"]["codec"] == "pcm"
+    one.rtc.addTransceiver("audio", direction="recvonly")
+    await one.watch(server, f"/v1/sessions/{name}/whep")
+    tracks = {receiver.track.kind: receiver.track for receiver in one.rtc.getReceivers()}
+    for _ in range(FRAMES):
+        await tracks["video"].recv()
+    for _ in range(2 * FRAMES):
+        heard.append((await tracks["audio"].recv()).to_ndarray())
+    assert (await one.until("ready"))["audio"]["codec"] == "pcm"
     assert np.concatenate(heard, 1).std() > 100
 
 
