@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .fleets import Fleet, FleetStarter
 
-LIMIT_S = 60.0  # of an async test without the mark limit_s
+LIMIT_S = 120.0  # of an async test without the mark limit_s
 
 
 @pytest.fixture(scope="session", autouse=True)
