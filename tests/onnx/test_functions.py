@@ -89,7 +89,7 @@ def test_bits_and_shifts_as_onnx_are_torchs(opset: int) -> None:
     numbers = torch.tensor([0, 1, -1, 7, -8, 2**31 - 1, -(2**31), 123456789], dtype=torch.int32)
     examples = (x, numbers, numbers.to(torch.int64) * 2**20, torch.arange(256, dtype=torch.uint8))
     program = torch.export.export(BitsAndShifts(), examples, strict=False)
-    model = translate(program, examples, list("abcd"), [f"y{i}" for i in range(8)], opset, "bits")
+    model = translate(program, list("abcd"), [f"y{i}" for i in range(8)], opset, "bits")
     for found, truth in zip(forms.runner(model)(*examples), BitsAndShifts()(*examples), strict=True):
         assert same_bytes(found, truth)
 

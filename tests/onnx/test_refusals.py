@@ -55,7 +55,7 @@ class Rounded(nn.Module):
 def lower(module: nn.Module, *examples: Tensor, opset: int = OPSET) -> object:
     program = torch.export.export(module, examples, strict=False)
     inputs = ["x", "index", "cache"][: len(examples)]
-    return translate(program, examples, inputs, ["y"], opset, "test")
+    return translate(program, inputs, ["y"], opset, "test")
 
 
 def test_a_write_that_is_not_returned_is_refused_by_name() -> None:

@@ -7,13 +7,11 @@ Torch's ONNX exporter stores a Python number as float32 even where the number is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx import Node
 
 from seko_export.errors import LoweringError
 
@@ -22,15 +20,14 @@ _GROWING = frozenset(
 )  # ops that are not folded, because their constants would fill the file
 
 
-def fold_constants(program: ExportedProgram, examples: Sequence[Tensor], name: str) -> ExportedProgram:
-    """Return the graph in which every value that depends on no input is replaced by a constant.
+def fold_constants(program: ExportedProgram, name: str) -> None:
+    """Replace every value of a graph that depends on no input by a constant. The graph is changed in place: to trace it
+    again takes seconds.
 
     Parameters
     ----------
     program : ExportedProgram
         A functional graph, after `run_decompositions`.
-    examples : sequence of Tensor
-        Example inputs with which the graph is traced again.
     name : str
         Name of the graph, for error messages.
 
@@ -39,22 +36,23 @@ def fold_constants(program: ExportedProgram, examples: Sequence[Tensor], name: s
     LoweringError
         If the remaining graph combines float64 with a Python number that float32 cannot hold.
     """
-    module: Any = program.module(check_guards=False)
+    signature = program.graph_signature
+    stored = {**program.state_dict, **program.constants}
+    targets = {spec.arg.name: spec.target for spec in signature.input_specs if spec.target is not None}
     values: dict[Node, Tensor] = {}
-    for node in module.graph.nodes:
-        if node.op == "get_attr":
-            value = _attribute(module, str(node.target))
-            if isinstance(value, Tensor):
-                values[node] = value
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in targets:
+            value = stored[targets[node.name]]
         elif node.op == "call_function" and _is_constant(node, values):
             arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda node_input: values[node_input])
-            result = node.target(*arguments[0], **arguments[1])
-            if isinstance(result, Tensor):
-                values[node] = result
-    _replace(module, values)
-    for node in module.graph.nodes:
+            value = node.target(*arguments[0], **arguments[1])
+        else:
+            continue
+        if isinstance(value, Tensor):
+            values[node] = value
+    _replace(program, values)
+    for node in program.graph.nodes:
         _refuse_rounding(node, name)
-    return torch.export.export(module, tuple(examples), strict=False)
 
 
 def _is_constant(node: Node, values: dict[Node, Tensor]) -> bool:
@@ -66,18 +64,22 @@ def _is_constant(node: Node, values: dict[Node, Tensor]) -> bool:
     return all(source in values for source in node.all_input_nodes)
 
 
-def _replace(module: GraphModule, values: dict[Node, Tensor]) -> None:
-    graph = module.graph
-    for number, (node, value) in enumerate(values.items()):
+def _replace(program: ExportedProgram, values: dict[Node, Tensor]) -> None:
+    graph = program.graph
+    first = next(iter(graph.nodes))
+    specs = list[InputSpec]()
+    for node, value in values.items():
         if node.op == "call_function" and any(user not in values for user in node.users):
-            name = f"folded_{number}"
-            module.register_buffer(name, value.contiguous().clone(), persistent=False)
-            with graph.inserting_before(node):
-                constant = graph.get_attr(name)
+            with graph.inserting_before(first):
+                constant = graph.placeholder(f"folded_{len(specs)}")
+            constant.meta["val"] = node.meta["val"].contiguous()
+            program.constants[constant.name] = value.contiguous().clone()
+            specs.append(InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(constant.name), constant.name))
             node.replace_all_uses_with(constant, delete_user_cb=lambda user: user not in values)
+    program.graph_signature.input_specs[:0] = specs
     graph.eliminate_dead_code()
     graph.lint()
-    module.recompile()
+    program.graph_module.recompile()
 
 
 def _refuse_rounding(node: Node, name: str) -> None:
@@ -90,10 +92,3 @@ def _refuse_rounding(node: Node, name: str) -> None:
                 f"{name!r} calculates {node.name} in float64 with the Python number {number!r}, which the exporter "
                 "would round to float32; make it a float64 tensor"
             )
-
-
-def _attribute(module: GraphModule, path: str) -> object:
-    value: object = module
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value

@@ -92,7 +92,7 @@ def piece_model(piece: Piece, opset: int = OPSET, bodiless: Collection[str] = ()
         examples = piece.example_inputs("cpu")
         with kept_ops:
             program = torch.export.export(FunctionalModule(piece), examples, strict=False)
-        model = translate(program, examples, inputs, outputs, opset, piece.name)
+        model = translate(program, inputs, outputs, opset, piece.name)
         if bodies := [op for op in kept_ops.ops.values() if op.name not in bodiless]:
             model.functions.extend(_functions_of(bodies, opset))
     model = infer_shapes(model)
@@ -102,7 +102,6 @@ def piece_model(piece: Piece, opset: int = OPSET, bodiless: Collection[str] = ()
 
 def translate(
     program: ExportedProgram,
-    examples: Sequence[Tensor],
     inputs: Sequence[str],
     outputs: Sequence[str],
     opset: int,
@@ -114,8 +113,6 @@ def translate(
     ----------
     program : ExportedProgram
         The traced graph.
-    examples : sequence of Tensor
-        Example inputs of the graph.
     inputs, outputs : sequence of str
         Names for the inputs and outputs of the graph.
     opset : int
@@ -140,9 +137,10 @@ def translate(
         raise LoweringError(f"{name!r} has no ONNX form at opset {opset}: {fault}") from fault
     _refuse_lost_writes(program, inputs, name)
     _refuse_dtypes(program, name)
+    fold_constants(program, name)
     try:
         exported = torch.onnx.export(
-            fold_constants(program, examples, name),
+            program,
             dynamo=True,
             opset_version=opset,
             custom_translation_table=_shifts(),
@@ -244,7 +242,7 @@ def _functions_of(ops: Sequence[KeptOp], opset: int) -> list[FunctionProto]:
     program = torch.export.export(_Bodies(ops), examples, strict=False)
     inputs = [f"{op.name}/{name}" for op in ops for name in op.arguments]
     outputs = [f"{op.name}/{name}" for op in ops for name in op.results]
-    model = translate(program, examples, inputs, outputs, opset, " and ".join(op.name for op in ops))
+    model = translate(program, inputs, outputs, opset, " and ".join(op.name for op in ops))
     return [as_function(_part(model, op), DOMAIN, op.name) for op in ops]
 
 
