@@ -18,7 +18,7 @@ from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.media.wan_vae.config import WanVaeConfig
-from seko_export.roofline.gpus import GPUS, HOST_LINK_SHARE, Gpu
+from seko_export.roofline.gpus import CONTEXT_BYTES, GPUS, HOST_LINK_SHARE, Gpu
 from seko_export.roofline.op_count import (
     count_piece,
 )
@@ -234,9 +234,11 @@ def test_what_would_fit_is_told_and_does(monkeypatch, invoke, share, wanted):
     """On a GPU with a share of the memory that a build takes: the options told fit, with the bytes told."""
     small = PlanRequest(BuildOptions(preset="self-forcing-1.3b", height=64, width=64, no_text=True), "h200")
     peak = predict(small)["peak_bytes"]
-    monkeypatch.setitem(GPUS, "h200", replace(GPUS["h200"], memory_bytes=int(share * peak)))
+    memory_bytes = int((share * peak + CONTEXT_BYTES) * 10**9 / 2**30)  # of a GPU with room for a share of it
+    monkeypatch.setitem(GPUS, "h200", replace(GPUS["h200"], memory_bytes=memory_bytes))
     report = predict(small)
     text = show(report)
+    assert f"{(peak - report['room_bytes']) / 1e9:.2f} GB too much" in text
     if wanted is None:
         assert report["would_fit"] == []
         assert "neither what --fit adds, nor fewer --ring-frames or --no-vae fits" in text

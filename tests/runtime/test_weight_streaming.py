@@ -17,16 +17,23 @@ from seko_runtime.errors import ArtifactError
 from seko_runtime.executor.cache_offload import CacheOffload
 from seko_runtime.executor.program import BoundProgram, BoundTensors
 from seko_runtime.executor.resolved import Ref, ResolvedCall
-from seko_runtime.executor.weight_streaming import WeightStreaming
+from seko_runtime.executor.weight_streaming import WeightStreaming, aligned_bytes
 from seko_runtime.format.manifest import EngineSpec, TensorSpec, Weight
 from seko_runtime.video.contract import resolve_video
 
 from . import toy
 
-SHAPE = (2, 3)
-COUNT = 5
-WEIGHTS = {f"w.{n}": torch.full(SHAPE, float(n + 1)) for n in range(COUNT)}
-TABLE = tuple(Weight(name, SHAPE, "float32", "w", on_host=name != "w.0") for name in WEIGHTS)
+SHAPES = ((2, 3), (2, 3), (70,), (5, 5), ())
+DTYPES = ("float32", "bfloat16", "float32", "float16", "float32")
+COUNT = len(SHAPES)
+WEIGHTS = {
+    f"w.{n}": torch.full(shape, float(n + 1), dtype=getattr(torch, dtype))
+    for n, (shape, dtype) in enumerate(zip(SHAPES, DTYPES, strict=True))
+}
+TABLE = tuple(
+    Weight(name, shape, dtype, "w", on_host=name != "w.0")
+    for name, shape, dtype in zip(WEIGHTS, SHAPES, DTYPES, strict=True)
+)
 
 
 class LateOrEarly(CpuMemory):
@@ -35,10 +42,11 @@ class LateOrEarly(CpuMemory):
     def __init__(self, runs_now: Callable[[], bool]) -> None:
         super().__init__()
         self.queued: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.forks, self.seats, self._runs_now = False, 0, runs_now
+        self.forks, self.seats, self._runs_now = False, list[int](), runs_now
 
     def allocate(self, spec: TensorSpec) -> torch.Tensor:
-        self.seats += spec.name.startswith("seat.")
+        if spec.name.startswith("seats."):
+            self.seats.append(spec.nbytes)
         return super().allocate(spec)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -68,20 +76,24 @@ class LateOrEarly(CpuMemory):
         return Queue()
 
 
+def calls_of(layers: list[list[int]]) -> tuple[ResolvedCall, ...]:
+    """Calls that take these weights."""
+    return tuple(
+        ResolvedCall(f"takes {len(of)}", tuple(Ref("weight", f"w.{n}") for n in of), ()) for of in layers
+    )
+
+
 def program_of(
-    layers: list[list[int]], memory: LateOrEarly, seen: list[float]
+    calls: tuple[ResolvedCall, ...], memory: LateOrEarly, seen: list[float]
 ) -> Callable[[dict[str, Any]], BoundProgram]:
     """A program whose calls note which weights they were given."""
 
     def engine(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         memory.settle(all_of_it=False)  # copies may run at any time beside a call
-        seen.extend(float(tensor[0, 0]) for tensor in inputs)
-        assert all(bool((tensor == tensor[0, 0]).all()) for tensor in inputs)
+        seen.extend(float(tensor.flatten()[0]) for tensor in inputs)
+        assert all(bool((tensor == tensor.flatten()[0]).all()) for tensor in inputs)
         return []
 
-    calls = [
-        ResolvedCall(f"takes {len(of)}", tuple(Ref("weight", f"w.{n}") for n in of), ()) for of in layers
-    ]
     engines = {call.engine: engine for call in calls}
     specs = {name: EngineSpec(name, "e", (), ()) for name in engines}
 
@@ -103,19 +115,22 @@ def program_of(
 )
 def test_every_call_sees_its_weights(programs: list[list[list[int]]], order: list[int], random: Any) -> None:
     memory, seen = LateOrEarly(lambda: random.random() < 0.5), list[float]()
-    streaming = WeightStreaming(TABLE, WEIGHTS, memory)
+    calls = [calls_of(layers) for layers in programs]
+    streaming = WeightStreaming(TABLE, WEIGHTS, memory, {str(n): (run,) for n, run in enumerate(calls)})
     shared = {
         "layers": CacheOffload(replace(toy.toy_manifest(layers=2), buffers=()), {}, (), {}, memory),
         "streaming": streaming,
     }
-    bound = [program_of(layers, memory, seen)(shared) for layers in programs]
+    bound = [program_of(run, memory, seen)(shared) for run in calls]
     wanted: list[float] = []
     for number in order:
         if number < len(bound):
             bound[number].run()
             wanted += [n + 1.0 for layer in programs[number] for n in layer]
     assert seen == wanted
-    assert memory.seats <= 4  # two sides of calls with at most two weights
+    on_host = [[WEIGHTS[f"w.{n}"].nbytes for n in {*layer} - {0}] for layers in programs for layer in layers]
+    most = max(map(aligned_bytes, on_host))
+    assert memory.seats == ([most, most] if most else [])
 
 
 def test_a_weight_on_the_host_is_taken_whole() -> None:

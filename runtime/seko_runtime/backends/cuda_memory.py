@@ -81,12 +81,12 @@ class CudaMemory(CpuMemory):
             block = torch.empty(max(layout.nbytes, 1), dtype=torch.uint8, device=self.device)
             buffers = [_Staging(block, stream) for _ in range(count)]
         stream.wait_event(self._work_done)
-        return StagedUpload(layout, buffers, partial(_tensor_in, block))
+        return StagedUpload(layout, buffers, partial(self.tensor_in, block))
 
     def begin_host_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:
         layout = BlockLayout(files)
         block = self.copy_queue().allocate(TensorSpec("of weights", (max(layout.nbytes, 1),), "uint8"))
-        return HostUpload(layout, block.numpy(), partial(_tensor_in, block))
+        return HostUpload(layout, block.numpy(), partial(self.tensor_in, block))
 
     def constant(self, tensor: torch.Tensor, index: tuple[int, ...]) -> torch.Tensor:
         view = tensor[index]
@@ -307,12 +307,6 @@ class PinnedCopies(HostCopies):
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
         self.done.synchronize()
         return self.parts()
-
-
-def _tensor_in(block: torch.Tensor, place: int, mapped: MappedTensor) -> torch.Tensor:
-    """Return a tensor at an offset of a block of bytes, with the shape and dtype of a mapped tensor."""
-    part = block[place : place + mapped.nbytes]
-    return part.view(torch_dtype(mapped.dtype)).reshape(mapped.shape)
 
 
 def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:

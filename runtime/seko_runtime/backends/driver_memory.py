@@ -117,6 +117,10 @@ class DriverMemory:
     def part(self, tensor: DeviceTensor, axis: int, first: int, count: int) -> DeviceTensor:
         return tensor.cut(axis, first, count)
 
+    def tensor_in(self, block: DeviceTensor, place: int, spec: TensorSpec | MappedTensor) -> DeviceTensor:
+        strides = contiguous_strides(spec.shape, spec.dtype)
+        return DeviceTensor(block.address + place, spec.shape, spec.dtype, strides, block.owner)
+
     def every(self, tensor: DeviceTensor, axis: int, step: int) -> DeviceTensor:
         return tensor.cut(axis, 0, -(-tensor.shape[axis] // step), step)
 

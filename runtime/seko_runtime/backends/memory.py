@@ -204,6 +204,10 @@ class Memory(Protocol):
     def part(self, tensor: Tensor, axis: int, first: int, count: int) -> Tensor:
         """Return a view of ``count`` entries along ``axis``, from entry ``first`` on."""
 
+    def tensor_in(self, block: Tensor, place: int, spec: TensorSpec | MappedTensor) -> Tensor:
+        """Return a view of a block of bytes, from byte ``place`` on, with the shape and dtype of ``spec``. The place is
+        a multiple of the dtype's size."""
+
     def every(self, tensor: Tensor, axis: int, step: int) -> Tensor:
         """Return a view of every ``step``-th entry along ``axis``, from entry 0 on."""
 

@@ -70,6 +70,10 @@ class NumpyMemory:
         view: Array = tensor[(slice(None),) * axis + (slice(first, first + count),)]
         return view
 
+    def tensor_in(self, block: Array, place: int, spec: TensorSpec | MappedTensor) -> Array:
+        view: Array = block[place : place + spec.nbytes].view(numpy_dtype(spec.dtype)).reshape(spec.shape)
+        return view
+
     def every(self, tensor: Array, axis: int, step: int) -> Array:
         view: Array = tensor[(slice(None),) * axis + (slice(None, None, step),)]
         return view

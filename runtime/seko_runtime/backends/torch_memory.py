@@ -65,6 +65,10 @@ class CpuMemory:
     def part(self, tensor: torch.Tensor, axis: int, first: int, count: int) -> torch.Tensor:
         return tensor.narrow(axis, first, count)
 
+    def tensor_in(self, block: torch.Tensor, place: int, spec: TensorSpec | MappedTensor) -> torch.Tensor:
+        part = block[place : place + spec.nbytes]
+        return part.view(torch_dtype(spec.dtype)).reshape(spec.shape)
+
     def every(self, tensor: torch.Tensor, axis: int, step: int) -> torch.Tensor:
         return tensor[(slice(None),) * axis + (slice(None, None, step),)]
 

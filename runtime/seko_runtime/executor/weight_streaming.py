@@ -1,20 +1,21 @@
 """Weights that stay in host memory, such as the layers of a text encoder on a small GPU: each call's weights are copied
 to the device while the call before it runs.
 
-Two sets of places on the device (seats) take turns, so a program of many layers needs the memory of two of them. If no
-weight of the artifact stays on the host, nothing here does anything.
+Two blocks of memory on the device take turns, each as large as the weights of the call that has most; the places of a
+call's weights in one of them are its seats. If no weight of the artifact stays on the host, nothing here does anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from seko_runtime.backends.memory import CopyQueue, Memory, Tensor
-from seko_runtime.executor.resolved import Ref, ResolvedCall
+from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.manifest import TensorSpec, Weight
 
 Copies = Sequence[tuple[Tensor, Tensor]]  # seat, weight on the host
+SEAT_ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,25 @@ class WeightStreaming:
         The weights by name: on the host where the table says so, else on the device.
     memory : Memory
         The memory of the seats.
+    programs : Programs
+        The programs that take the weights.
     """
 
-    def __init__(self, table: Sequence[Weight], weights: Mapping[str, Tensor], memory: Memory) -> None:
+    def __init__(
+        self,
+        table: Sequence[Weight],
+        weights: Mapping[str, Tensor],
+        memory: Memory,
+        programs: Programs,
+    ) -> None:
         self._specs = {weight.name: weight for weight in table if weight.on_host}
         self._weights, self._memory = weights, memory
-        self._seats: dict[tuple[int, tuple[int, ...], str, int], Tensor] = {}
         self._queue: CopyQueue | None = memory.copy_queue() if self._specs else None
+        calls = (call for runs in programs.values() for run in runs for call in run)
+        most = max((aligned_bytes(self._sizes(call)) for call in calls), default=0) if self._specs else 0
+        self._blocks = [
+            memory.allocate(TensorSpec(f"seats.{side}", (most,), "uint8")) for side in range(2 if most else 0)
+        ]
 
     def turns(self, calls: Sequence[ResolvedCall]) -> dict[int, Turn]:
         """Return the calls of one run of a program that take weights from the host, by call number."""
@@ -79,7 +92,7 @@ class WeightStreaming:
 
     def drop(self) -> None:
         """Release the seats."""
-        self._seats.clear()
+        self._blocks.clear()
         self._weights = {}
 
     def _fetch(self, copies: Copies) -> None:
@@ -92,19 +105,20 @@ class WeightStreaming:
     def _taken(self, call: ResolvedCall) -> list[Ref]:
         return [ref for ref in dict.fromkeys(call.inputs) if ref.kind == "weight" and ref.name in self._specs]
 
+    def _sizes(self, call: ResolvedCall) -> list[int]:
+        return [self._specs[ref.name].nbytes for ref in self._taken(call)]
+
     def _seated(self, refs: Collection[Ref], side: int) -> dict[Ref, Tensor]:
-        """Return a seat of this side for each weight. Calls of all programs share them: weights of equal shape have
-        equal seats, by their order in a call."""
+        """Return a seat in a side's block for each weight of a call."""
         seated: dict[Ref, Tensor] = {}
-        used: dict[tuple[tuple[int, ...], str], int] = {}
+        place = 0
         for ref in refs:
             spec = self._specs[ref.name]
-            form = (spec.shape, spec.dtype)
-            number = used[form] = used.get(form, -1) + 1
-            key = (side, *form, number)
-            if key not in self._seats:
-                self._seats[key] = self._memory.allocate(
-                    TensorSpec(f"seat.{len(self._seats)}", spec.shape, spec.dtype)
-                )
-            seated[ref] = self._seats[key]
+            seated[ref] = self._memory.tensor_in(self._blocks[side], place, spec)
+            place += aligned_bytes([spec.nbytes])
         return seated
+
+
+def aligned_bytes(sizes: Iterable[int]) -> int:
+    """Return the bytes that tensors of these sizes take one behind another, each at a multiple of `SEAT_ALIGNMENT`."""
+    return sum(-(-size // SEAT_ALIGNMENT) * SEAT_ALIGNMENT for size in sizes)

@@ -58,7 +58,7 @@ class Device:
         self.buffers.update(self.host.tensors)
         self.layers = CacheOffload(manifest, loaded.programs, units, self.buffers, memory)
         engines = {engine.name: engine for engine in manifest.engines}
-        self.streaming = WeightStreaming(manifest.weights, loaded.weights, memory)
+        self.streaming = WeightStreaming(manifest.weights, loaded.weights, memory, loaded.programs)
         tensors = BoundTensors(
             loaded.engines, engines, loaded.weights, self.buffers, memory, self.layers, self.streaming
         )

@@ -45,6 +45,7 @@ def memory_report(config: VideoBuild, memory_bytes: int, work: Work) -> dict[str
         "session_bytes": each,
         "peak_bytes": peak,
         "memory_bytes": memory_bytes,
+        "room_bytes": room,
         "fits": peak <= room,
         "sessions_fit": min(most, max(0, (room - fixed) // session)),
         "host_bytes": config.target.ranks * home_bytes(config),

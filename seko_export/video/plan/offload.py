@@ -3,17 +3,14 @@ in each chunk."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Mapping
-
-import torch
 
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.families.registry import graph_of
 from seko_export.goldens import placement
-from seko_export.roofline.work import weight_sizes
+from seko_export.roofline.work import nbytes, weight_sizes
+from seko_runtime.executor.weight_streaming import aligned_bytes
 
 
 def home_bytes(config: VideoBuild) -> int:
@@ -48,10 +45,6 @@ def host_weights(pieces: Mapping[str, Piece]) -> dict[str, int]:
 
 
 def seat_bytes(pieces: Mapping[str, Piece]) -> int:
-    """Return the bytes on the device for weights that come from the host: two sets of places, which all engines
-    share."""
-    places: Counter[tuple[tuple[int, ...], torch.dtype]] = Counter()
-    for piece in pieces.values():
-        if piece.on_host:
-            places |= Counter((a.shape, a.dtype) for a in piece.parameters)
-    return 2 * sum(count * math.prod(shape) * dtype.itemsize for (shape, dtype), count in places.items())
+    """Return the bytes on the device for weights that come from the host: two blocks for the engine that takes most."""
+    taken = ((nbytes(a) for a in piece.parameters) for piece in pieces.values() if piece.on_host)
+    return 2 * max(map(aligned_bytes, taken), default=0)

@@ -62,9 +62,9 @@ def predict(request: PlanRequest) -> dict[str, Any]:
 
     The entries for memory are in bytes, for the GPU of each rank. ``weight_bytes`` are shared by all sessions,
     ``call_bytes`` are allocated once in a pool, and ``session_bytes`` once for each session. ``peak_bytes`` is the sum
-    for one session or for the whole pool, and ``memory_bytes`` the size of the GPU's memory. ``fits`` states whether
-    ``peak_bytes`` fit in ``memory_bytes``, and ``sessions_fit`` is the number of sessions that fit. ``would_fit`` is
-    the result of `what_fits` for a build that does not fit.
+    for one session or for the whole pool, ``memory_bytes`` the size of the GPU's memory, and ``room_bytes`` what of it
+    is left for them. ``fits`` states whether ``peak_bytes`` fit in ``room_bytes``, and ``sessions_fit`` is the number
+    of sessions that fit. ``would_fit`` is the result of `what_fits` for a build that does not fit.
 
     For an offloaded cache ``host_bytes`` is the size of the cache in host memory, for all ranks together.
     ``stream_bytes`` are the bytes of the cache that a chunk moves over one GPU's link.

@@ -87,7 +87,7 @@ def _memory(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"fits into {memory:.0f} GB: {fit}" + (" would" if pool is not None else "")
     else:
         would = f"; {fit} would fit" if report["sessions_fit"] else ""
-        yield f"does not fit into {memory:.0f} GB: {peak - memory:.2f} GB too much{would}"
+        yield f"does not fit into {memory:.0f} GB: {peak - report['room_bytes'] / 1e9:.2f} GB too much{would}"
         for other in report["would_fit"]:
             yield f"  would fit: {other['options']}, {other['peak_bytes'] / 1e9:.1f} GB"
         if not report["would_fit"]:
