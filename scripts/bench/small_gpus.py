@@ -55,7 +55,7 @@ class Card:
 CARDS: Mapping[str, Card] = {
     "8gb_1p3b": Card("8GB", "self-forcing-1.3b", "taew2_1"),
     "12gb_1p3b": Card("12GB", "self-forcing-1.3b", "wan-2.1"),
-    "16gb_5b": Card("16GB", "wan-5b", "taew2_2"),  # 16.8 GB with Wan's VAE
+    "16gb_5b": Card("16GB", "wan-5b", "taew2_2"),  # with Wan's VAE, cache and layers are on the host
     "24gb_14b": Card("24GB", "wan-14b", "wan-2.1"),
     "24gb_lingbot": Card("24GB", "lingbot-v2-fast", "wan-2.1"),
 }
