@@ -126,9 +126,9 @@ def test_errors_and_exit_codes() -> None:
 
 
 def test_limits_are_the_codes() -> None:
-    for _, value, place in only(tables(CHECKS, "limit")):
-        module, _, constant = unquoted(place).rpartition(".")
-        assert int(value) == getattr(importlib.import_module(f"seko_runtime.{module}"), constant), place
+    for limit, value in only(tables(CHECKS, "limit")):
+        module, _, constant = unquoted(limit.split(": ")[0]).rpartition(".")
+        assert int(value) == getattr(importlib.import_module(f"seko_runtime.{module}"), constant), limit
 
 
 def tables(text: str, first_heading: str) -> list[Rows]:
