@@ -25,8 +25,7 @@ from seko_runtime.backends import host
 from seko_runtime.format.manifest import GPU_SEPARATOR
 
 # C++ source of the compiler check, which is compiled and loaded before any engine. AOTInductor's wrapper runs
-# std::regex in its constructor; if the compiler links libstdc++ statically, a package crashes the process there
-# (docs/architecture.md).
+# std::regex in its constructor; if the compiler links libstdc++ statically, a package crashes the process there.
 _PROBE_SOURCE = """
 #include <regex>
 #include <string>
