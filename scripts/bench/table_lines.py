@@ -288,6 +288,16 @@ MISSED: tuple[FigureLine, ...] = (
         ),
     ),
     (
+        "processor time until `seko-export plan` prints its first line, ms",
+        "{:.0f}",
+        (("cpu", "first_line_ms", "seko-export plan"),),
+    ),
+    (
+        "the same of `seko-export --help`, ms",
+        "{:.0f}",
+        (("cpu", "first_line_ms", "seko-export --help"),),
+    ),
+    (
         "all tests; the quick start = 1",
         "{:.1f}",
         (("cpu", "test_per_quickstart", "bash scripts/test.sh --all"),),
