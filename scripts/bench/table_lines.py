@@ -222,6 +222,11 @@ MISSED: tuple[FigureLine, ...] = (
         (("h200", "sp2_s1", "self-forcing-1.3b-bf16-sm_90, 2 GPUs"),),
     ),
     (
+        "the same for 14B, FP4 cache, fp8",
+        "{:.3f}",
+        (("h200", "sp2_s5", "wan-14b, 40 layers, FP4, fp8, resident window, 2 GPUs"),),
+    ),
+    (
         "a step on one GPU divided by that on four: 1.3B, plain layers",
         "{:.2f}",
         (("h200", "sp4_s1", "self-forcing-1.3b-bf16-sm_90, 4 GPUs"),),

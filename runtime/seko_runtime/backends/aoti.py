@@ -86,7 +86,7 @@ class CudaEngine:
     """
 
     def __init__(self, loader: Any, device: torch.device) -> None:
-        self._run, self._device, self._known = loader.boxed_run, device, _out_of_memory(device)
+        self._run, self._device = loader.boxed_run, device
 
     def __call__(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run the engine; the list of inputs is emptied.
@@ -99,8 +99,10 @@ class CudaEngine:
         try:
             outputs: Sequence[torch.Tensor] = self._run(inputs)
         except RuntimeError as error:
-            known, self._known = self._known, _out_of_memory(self._device)
-            if known == self._known:
+            # imported here, because it imports what only a GPU needs
+            from seko_runtime.backends.cuda_streams import lacked_memory
+
+            if type(error) is not RuntimeError or not lacked_memory(self._device):
                 raise
             free, whole = torch.cuda.mem_get_info(self._device)
             raise DeviceMemoryError(
@@ -108,12 +110,6 @@ class CudaEngine:
                 "close what else runs there, or rebuild with --fit"
             ) from error
         return outputs
-
-
-def _out_of_memory(device: torch.device) -> int:
-    """Return how often a GPU had too little memory in this process."""
-    count: int = torch.cuda.memory_stats(device).get("num_ooms", 0)
-    return count
 
 
 def torch_memory(device: torch.device) -> Memory:

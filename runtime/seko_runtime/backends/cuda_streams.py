@@ -94,10 +94,21 @@ def queued_on(device: torch.device, stream: Any) -> Iterator[None]:
         with torch.no_grad(), _cuda.device(device), _cuda.stream(stream):
             yield
     except torch.cuda.OutOfMemoryError as error:
+        lacked_memory(device)
         raise DeviceMemoryError(
             f"{device} has too little free memory: {str(error).splitlines()[0][:200]}; "
             "close other sessions and programs on it"
         ) from error
+
+
+_REFUSALS: dict[torch.device, int] = {}
+
+
+def lacked_memory(device: torch.device) -> bool:
+    """Return whether a GPU had too little memory since this was asked last."""
+    known = _REFUSALS.get(device, 0)
+    _REFUSALS[device] = torch.cuda.memory_stats(device).get("num_ooms", 0)
+    return _REFUSALS[device] > known
 
 
 # CUDA streams of closed sessions, to be used again. cuBLAS keeps a workspace (32 MiB on Hopper) for every stream on

@@ -191,7 +191,7 @@ def _refusal(options: BuildOptions, room: int, chosen: Sequence[Saving], peak: _
     with_all = f" with {', '.join(saving.option for saving in chosen)}" if chosen else ""
     missing = (
         f"--fit {options.fit}: this build needs {_known(peak(smallest)) / 1e9:.1f} GB{with_all}, and there are "
-        f"{room / 1e9:.1f}"
+        f"{room / 1e9:.1f} for tensors"
     )
     smaller = _first_smaller(options, smallest, peak)
     if smaller is None:
