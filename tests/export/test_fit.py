@@ -20,8 +20,10 @@ from seko_export.roofline.gpus import GPUS, room_of
 from seko_export.roofline.work import Work, weight_sizes
 from seko_export.video.plan.fit import SAVINGS, fit, memory_of
 from seko_export.video.plan.memory import memory_report
+from seko_export.video.plan.offload import host_weights, seat_bytes
 from seko_export.video.plan.predict import PlanRequest, config_of, predict
 from seko_export.workloads.registry import workload_named
+from seko_runtime.executor.weight_streaming import aligned_bytes
 
 GB = 10**9
 
@@ -47,6 +49,16 @@ def test_a_small_gpu_has_less_room_than_its_memory() -> None:
     rooms = {size: room_of(size * GB, "cuda") / GB for size in (0, 8, 12, 24)}
     assert rooms == pytest.approx({0: 0, 8: 7.79, 12: 12, 24: 24}, abs=0.001)
     assert room_of(8 * GB, "cpu") == 8 * GB
+
+
+def test_weights_from_the_host_take_two_blocks_for_the_call_with_most() -> None:
+    config = planned(BuildOptions(preset="self-forcing-1.3b", offload_text=True, offload_layers=True))
+    graph = graph_of(config)
+    on_host = host_weights(graph.pieces)
+    calls = [call for run in graph.programs.values() for call in run]
+    taken = [on_host.keys() & {ref.removeprefix("weight:") for ref in call.inputs} for call in calls]
+    most = max(aligned_bytes(on_host[name] for name in names) for names in taken)
+    assert seat_bytes(graph.pieces) == 2 * most > 500e6
 
 
 def test_memory_is_that_of_a_gpu() -> None:
