@@ -106,17 +106,14 @@ def fit(options: BuildOptions, memory_bytes: int, config_of: ConfigOf) -> Fitted
         If the build does not fit with all of them; the message says what would.
     """
     plain = replace(options, fit=None)
-    config = config_of(plain)  # with its own errors
-    room = room_of(memory_bytes, config.target.device)
-    peak = _Peaks(room, config_of)
-    peak.known[plain] = peak.of(config)
-    chosen = _needed(plain, room, peak)
+    peak = _Peaks(plain, memory_bytes, config_of)
+    chosen = _needed(plain, peak)
     if not peak.fits(_with(plain, chosen)):
-        raise UsageError(_refusal(options, room, chosen, peak))
+        raise UsageError(_refusal(options, chosen, peak))
     if not _asked(plain, RESIDENT) and not any("offload_cache" in saving.fields for saving in chosen):
         chosen = (*chosen, RESIDENT) if peak.fits(_with(plain, (*chosen, RESIDENT))) else chosen
     found = _with(plain, chosen)
-    notes = [f"--fit {options.fit}: {_known(peak(found)) / 1e9:.1f} of {room / 1e9:.1f} GB"]
+    notes = [f"--fit {options.fit}: {_known(peak(found)) / 1e9:.1f} of {peak.room / 1e9:.1f} GB"]
     notes += [f"--fit adds {saving.option}: {saving.costs}" for saving in chosen]
     return Fitted(found, _known(peak(found)), tuple(notes))
 
@@ -132,9 +129,8 @@ def what_fits(options: BuildOptions, memory_bytes: int, config_of: ConfigOf) -> 
         them. Empty if nothing is enough.
     """
     plain = replace(options, fit=None)
-    room = room_of(memory_bytes, config_of(plain).target.device)
-    peak = _Peaks(room, config_of)
-    chosen = _needed(plain, room, peak)
+    peak = _Peaks(plain, memory_bytes, config_of)
+    chosen = _needed(plain, peak)
     words, found = [saving.option for saving in chosen], _with(plain, chosen)
     if not peak.fits(found):
         smaller = _first_smaller(options, found, peak)
@@ -145,36 +141,35 @@ def what_fits(options: BuildOptions, memory_bytes: int, config_of: ConfigOf) -> 
 
 
 class _Peaks:
-    """The bytes of builds, each computed once; None for a build that cannot have its options."""
+    """The bytes of builds, each computed once, and the room that they have on a GPU; None for a build that cannot have
+    its options. The ``plain`` build can, or its own error is raised."""
 
-    def __init__(self, room: int, config_of: ConfigOf) -> None:
-        self.known: dict[BuildOptions, int | None] = {}
-        self._room, self._config_of = room, config_of
+    def __init__(self, plain: BuildOptions, memory_bytes: int, config_of: ConfigOf) -> None:
+        config = config_of(plain)
+        self.room, self._config_of = room_of(memory_bytes, config.target.device), config_of
+        self._known: dict[BuildOptions, int | None] = {plain: _peak_of(config)}
 
     def __call__(self, options: BuildOptions) -> int | None:
-        if options not in self.known:
+        if options not in self._known:
             try:
                 config = self._config_of(options)
             except UsageError:
-                self.known[options] = None
+                self._known[options] = None
             else:
-                self.known[options] = self.of(config)
-        return self.known[options]
-
-    def of(self, config: VideoBuild) -> int:
-        return int(memory_report(config, self._room, Work.of(config))["peak_bytes"])
+                self._known[options] = _peak_of(config)
+        return self._known[options]
 
     def fits(self, options: BuildOptions) -> bool:
         peak_bytes = self(options)
-        return peak_bytes is not None and peak_bytes <= self._room
+        return peak_bytes is not None and peak_bytes <= self.room
 
 
-def _needed(plain: BuildOptions, room: int, peak: _Peaks) -> tuple[Saving, ...]:
+def _needed(plain: BuildOptions, peak: _Peaks) -> tuple[Saving, ...]:
     """Return the savings with which a build fits; all that save something, if it does not."""
     chosen: tuple[Saving, ...] = ()
     least = _known(peak(plain))
     for saving in (saving for saving in SAVINGS if not _asked(plain, saving)):
-        if least <= room:
+        if least <= peak.room:
             break
         bytes_with = peak(_with(plain, (*chosen, saving)))
         if bytes_with is not None and bytes_with < least:
@@ -185,13 +180,13 @@ def _needed(plain: BuildOptions, room: int, peak: _Peaks) -> tuple[Saving, ...]:
     return chosen
 
 
-def _refusal(options: BuildOptions, room: int, chosen: Sequence[Saving], peak: _Peaks) -> str:
+def _refusal(options: BuildOptions, chosen: Sequence[Saving], peak: _Peaks) -> str:
     """Return the sentence on a build that does not fit, with the first smaller one that does."""
     smallest = _with(replace(options, fit=None), chosen)
     with_all = f" with {', '.join(saving.option for saving in chosen)}" if chosen else ""
     missing = (
         f"--fit {options.fit}: this build needs {_known(peak(smallest)) / 1e9:.1f} GB{with_all}, and there are "
-        f"{room / 1e9:.1f} for tensors"
+        f"{peak.room / 1e9:.1f} for tensors"
     )
     smaller = _first_smaller(options, smallest, peak)
     if smaller is None:
@@ -231,6 +226,10 @@ def _asked(options: BuildOptions, saving: Saving) -> bool:
 
 def _with(options: BuildOptions, savings: Sequence[Saving]) -> BuildOptions:
     return replace(options, **{name: value for saving in savings for name, value in saving.fields.items()})
+
+
+def _peak_of(config: VideoBuild) -> int:
+    return int(memory_report(config, 0, Work.of(config))["peak_bytes"])
 
 
 def _known(peak_bytes: int | None) -> int:
