@@ -21,10 +21,9 @@ import torch
 from scripts.bench import built
 from scripts.bench.children import last_json
 from scripts.bench.rows import append_row
-from seko_export.video.plan.fit import memory_of
 
-# MiB that nvidia-smi shows of GeForce cards with so much memory.
-VISIBLE_MIB = {"8GB": 8188, "12GB": 12282, "16GB": 16376, "24GB": 24564}
+# MiB that nvidia-smi shows of GeForce cards with so much memory; the first is the trial's.
+VISIBLE_MIB = {"1GB": 1024, "8GB": 8188, "12GB": 12282, "16GB": 16376, "24GB": 24564}
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,9 @@ class Card:
     text: str = "umt5-xxl"
 
     @property
-    def memory_bytes(self) -> int:
-        """What ``--fit`` takes the memory for."""
-        return memory_of(self.memory, None)
-
-    @property
     def visible_bytes(self) -> int:
         """What programs find on such a card."""
-        return VISIBLE_MIB.get(self.memory, 1024) << 20
+        return VISIBLE_MIB[self.memory] << 20
 
     @property
     def shape(self) -> str:
@@ -108,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     failed = 0
     for name, card in cards.items():
-        larger = [other for other, its in cards.items() if its.memory_bytes > card.memory_bytes]
+        larger = [other for other, its in cards.items() if its.visible_bytes > card.visible_bytes]
         with _held_but(card.visible_bytes):
             result = last_json("-c", _STREAM, str(artifacts[name]), str(options.chunks))
             refused = {
