@@ -57,7 +57,9 @@ def test_wrong_tensors_are_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(4680, 1536, 4608), (1170, 13824, 5120), (37, 96, 48)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(4680, 1536, 4608), (4680, 8960, 1536), (1170, 13824, 5120), (37, 96, 48)], ids=str
+)
 def test_gpu_is_near_the_product_of_the_real_numbers(shape: tuple[int, int, int]) -> None:
     rows, weight, scale, bias = linear(*shape)
     bias = bias.bfloat16()
