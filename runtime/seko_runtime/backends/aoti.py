@@ -48,7 +48,7 @@ class AotiBackend:
             loaded would crash the process.
         """
         engines: dict[str, Engine] = {}
-        names = {spec.name for spec in manifest.engines}
+        names, on_gpu = {spec.name for spec in manifest.engines}, self._device.type == "cuda"
         for spec in manifest.engines:
             key = (manifest.files[spec.file].sha256, _place(self._device))
             with _idle_lock:
@@ -59,7 +59,6 @@ class AotiBackend:
             self._loaders.append((key, loader))
             _check_package(spec, loader)
             check_place(spec, files[spec.file], names)
-            on_gpu = self._device.type == "cuda"
             engines[spec.name] = CudaEngine(loader, self._device) if on_gpu else loader.boxed_run
         return engines
 
