@@ -97,4 +97,8 @@ def describe(
         files=dict(files),
         extra={key: file for key, file in extra_files.items() if file in files} | backend.versions(config),
     )
-    return replace(manifest, controls=workload.controls(config, manifest))
+    return replace(
+        manifest,
+        controls=workload.controls(config, manifest),
+        device_bytes=None if cpu or backend.capabilities.unmeasured else workload.device_bytes(config),
+    )

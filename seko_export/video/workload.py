@@ -146,6 +146,12 @@ class VideoExport(ExportWorkload["VideoBuild"]):
 
         yield show(report)
 
+    def device_bytes(self, config: VideoBuild) -> int:
+        """Return the bytes that `plan` counts for the build."""
+        from seko_export.video.plan.memory import peak_bytes
+
+        return peak_bytes(config)
+
     def describe(self, config: VideoBuild, golden: Golden | None) -> VideoWorkload:
         """Return the manifest's description of layout, schedule, cache format and recorded chunks."""
         from seko_export.video.description import video_workload

@@ -205,6 +205,11 @@ class ExportWorkload(ABC, Generic[Build]):
         del config
         return manifest.control_specs
 
+    def device_bytes(self, config: Build) -> int | None:
+        """Return the bytes of GPU memory that an artifact takes with a session, or with its pool; None: not counted."""
+        del config
+        return None
+
     def artifact_name(self, config: Build, arch: str) -> str:
         """Return the ``name`` of the manifest; ``arch`` is the kind of machine for which the build is made."""
         return f"{config.model.name}-{arch}"

@@ -17,9 +17,9 @@ from seko_export.host.environment import Target
 from seko_export.media.pieces import decode_parts
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.roofline.gpus import GPUS, room_of
-from seko_export.roofline.work import Work, weight_sizes
+from seko_export.roofline.work import weight_sizes
 from seko_export.video.plan.fit import SAVINGS, fit, memory_of
-from seko_export.video.plan.memory import memory_report
+from seko_export.video.plan.memory import peak_bytes
 from seko_export.video.plan.offload import host_weights, seat_bytes
 from seko_export.video.plan.predict import PlanRequest, config_of, predict
 from seko_export.workloads.registry import workload_named
@@ -30,11 +30,6 @@ GB = 10**9
 
 def planned(options: BuildOptions) -> VideoBuild:
     return config_of(PlanRequest(options, "rtx4090"))[0]
-
-
-def peak_of(config: VideoBuild) -> int:
-    size: int = memory_report(config, 0, Work.of(config))["peak_bytes"]
-    return size
 
 
 @pytest.mark.parametrize(
@@ -85,7 +80,7 @@ def sizes() -> dict[str, int]:
     plain = BuildOptions(preset="self-forcing-1.3b")
     every = replace(plain, **{name: value for saving in SAVINGS for name, value in saving.fields.items()})
     every = replace(every, camera=None)  # it has none
-    return {"plain": peak_of(planned(plain)), "least": peak_of(planned(every))}
+    return {"plain": peak_bytes(planned(plain)), "least": peak_bytes(planned(every))}
 
 
 def test_what_fits_as_it_is_stays_as_it_is(sizes: dict[str, int]) -> None:
@@ -101,7 +96,7 @@ def test_what_is_added_is_enough_and_needed(gigabytes: int) -> None:
     """Without any one of them the build is too large, but for those that make passes faster."""
     asked = BuildOptions(preset="self-forcing-1.3b", fit=f"{gigabytes}GB")
     fitted = fit(asked, gigabytes * GB, planned)
-    assert peak_of(planned(fitted.options)) == fitted.peak_bytes <= gigabytes * GB
+    assert peak_bytes(planned(fitted.options)) == fitted.peak_bytes <= gigabytes * GB
     added = [
         saving
         for saving in SAVINGS
@@ -112,12 +107,12 @@ def test_what_is_added_is_enough_and_needed(gigabytes: int) -> None:
         assert any(f"adds {saving.option}: {saving.costs}" in note for note in fitted.notes)
         before = {name: getattr(asked, name) for name in saving.fields}
         if not saving.speeds:
-            assert peak_of(planned(replace(fitted.options, **before))) > gigabytes * GB
+            assert peak_bytes(planned(replace(fitted.options, **before))) > gigabytes * GB
 
 
 def test_a_camera_is_computed_in_every_pass_before_layers_leave_the_gpu() -> None:
     asked = BuildOptions(preset="lingbot-v2-fast", offload_text=True, decode_frames=1, fp4_kv=True, fp8=True)
-    once, each = (peak_of(planned(replace(asked, camera=how))) for how in ("chunk", "pass"))
+    once, each = (peak_bytes(planned(replace(asked, camera=how))) for how in ("chunk", "pass"))
     assert each < once
     assert fit(replace(asked, fit="x"), each, planned).options == replace(asked, camera="pass")
     stays = fit(replace(asked, fit="x", camera="chunk"), each, planned).options
@@ -166,7 +161,7 @@ def test_a_build_takes_the_options() -> None:
     """On a CPU, whose engines are counted alike; the sample has a text encoder and a VAE."""
     resolve = partial(workload_named("video").resolve_options, machine=Target("cpu", "x86_64"))
     whole = resolve(BuildOptions(preset="sample"))
-    fitted = resolve(BuildOptions(preset="sample", fit=f"{peak_of(whole.config) / 1e6 - 0.3:.3f}MB"))
+    fitted = resolve(BuildOptions(preset="sample", fit=f"{peak_bytes(whole.config) / 1e6 - 0.3:.3f}MB"))
     assert fitted.config.target.offload_text
     assert any("--fit adds --offload-text" in note for note in fitted.notes)
     assert not any("--fit" in note for note in whole.notes)

@@ -101,8 +101,8 @@ def test_what_does_not_fit_says_so_before_it_allocates(built: tuple[Path, Path])
         buffers = sum(buffer.nbytes for buffer in artifact.manifest.buffers)
     before = requested_bytes()
     with (
-        limited_to(weights // 2),
-        pytest.raises(DeviceMemoryError, match=f"its weights take {weights} bytes"),
+        limited_to(weights),  # enough for them, but not for a session
+        pytest.raises(DeviceMemoryError, match=r"takes .* GB of GPU memory, .* rebuild with --fit"),
     ):
         open_artifact(built[1])
     with open_artifact(built[1]) as artifact:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -102,7 +103,8 @@ def _opened(read: ReadArtifact, device: str, copy_weights: bool, place: RankPlac
             memory = backend.memory()
             undo.callback(release_after_error, memory.close)
             on_host = manifest.host_weights - spared_weights
-            _check_room(manifest, spared_weights | on_host, examined.device, memory)
+            if examined.device != "cpu":
+                check_device_room(manifest, spared_weights, memory)
             upload = memory.begin_upload(examined.weight_places(spared_weights | on_host))
             undo.callback(release_after_error, upload.close)
             kept = None
@@ -145,14 +147,16 @@ def _opened(read: ReadArtifact, device: str, copy_weights: bool, place: RankPlac
     return workload.artifact(files, LocalEngines(loaded, backend, memory, workload.open_rows))
 
 
-def _check_room(manifest: Manifest, without: Collection[str], device: str, memory: Memory) -> None:
-    """Refuse weights that are larger than a GPU's free memory, before any of them is copied."""
-    needed = sum(weight.nbytes for weight in manifest.weights if weight.name not in without)
-    free = memory.free_bytes()
-    if device != "cpu" and needed > free:
+def check_device_room(manifest: Manifest, spared: Collection[str], memory: Memory) -> None:
+    """Refuse an artifact that is too large for a GPU's free memory, before anything of it is copied. Its build counted
+    what it takes; a rank that leaves weights to the first takes less, of which only its weights are known."""
+    without = spared | manifest.host_weights
+    weights = sum(weight.nbytes for weight in manifest.weights if weight.name not in without)
+    needed, free = max(weights, 0 if spared else manifest.device_bytes or 0), memory.free_bytes()
+    if needed > free:
         raise DeviceMemoryError(
-            f"{manifest.name}: its weights take {needed} bytes of {device}, where {free} are free: close what else "
-            "runs there, or rebuild with --fit"
+            f"{manifest.name} takes {needed / 1e9:.1f} GB of GPU memory, {free / 1e9:.1f} are free: close what else "
+            f"runs there, or rebuild with --fit {math.floor(free / 1e8) / 10}GB"
         )
 
 

@@ -11,8 +11,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.options.declaration import BuildOptions
 from seko_export.roofline.gpus import GPUS, room_of
-from seko_export.roofline.work import Work
-from seko_export.video.plan.memory import memory_report
+from seko_export.video.plan.memory import peak_bytes
 
 _SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([MG])i?B", re.IGNORECASE)
 _UNITS = {"m": 10**6, "g": 10**9}
@@ -147,7 +146,7 @@ class _Peaks:
     def __init__(self, plain: BuildOptions, memory_bytes: int, config_of: ConfigOf) -> None:
         config = config_of(plain)
         self.room, self._config_of = room_of(memory_bytes, config.target.device), config_of
-        self._known: dict[BuildOptions, int | None] = {plain: _peak_of(config)}
+        self._known: dict[BuildOptions, int | None] = {plain: peak_bytes(config)}
 
     def __call__(self, options: BuildOptions) -> int | None:
         if options not in self._known:
@@ -156,12 +155,12 @@ class _Peaks:
             except UsageError:
                 self._known[options] = None
             else:
-                self._known[options] = _peak_of(config)
+                self._known[options] = peak_bytes(config)
         return self._known[options]
 
     def fits(self, options: BuildOptions) -> bool:
-        peak_bytes = self(options)
-        return peak_bytes is not None and peak_bytes <= self.room
+        needed = self(options)
+        return needed is not None and needed <= self.room
 
 
 def _needed(plain: BuildOptions, peak: _Peaks) -> tuple[Saving, ...]:
@@ -228,10 +227,6 @@ def _with(options: BuildOptions, savings: Sequence[Saving]) -> BuildOptions:
     return replace(options, **{name: value for saving in savings for name, value in saving.fields.items()})
 
 
-def _peak_of(config: VideoBuild) -> int:
-    return int(memory_report(config, 0, Work.of(config))["peak_bytes"])
-
-
-def _known(peak_bytes: int | None) -> int:
-    assert peak_bytes is not None, "a build that was resolved cannot be counted"
-    return peak_bytes
+def _known(counted: int | None) -> int:
+    assert counted is not None, "a build that was resolved cannot be counted"
+    return counted

@@ -53,6 +53,12 @@ def memory_report(config: VideoBuild, memory_bytes: int, work: Work) -> dict[str
     }
 
 
+def peak_bytes(config: VideoBuild) -> int:
+    """Return the bytes of a GPU that a build's artifact takes with one session, or with its pool."""
+    size: int = memory_report(config, 0, Work.of(config))["peak_bytes"]
+    return size
+
+
 def weight_bytes(config: VideoBuild, pieces: Mapping[str, Piece]) -> dict[str, int]:
     """Return the bytes of the artifact's weights by part. The parts are ``transformer`` (with tables and scales),
     ``text``, ``vae``, and ``audio``, ``image`` or ``vae_encoder`` of a build with such an encoder.
