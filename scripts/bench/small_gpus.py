@@ -84,10 +84,10 @@ try:
                 video = session.run_chunk().video()
                 ms.append(1e3 * (time.perf_counter() - begun))
                 frames = video.shape[1]
-        used = before - torch.cuda.mem_get_info()[0] if on_gpu else 0
+            held = before - torch.cuda.mem_get_info()[0] if on_gpu else 0
         host = sum(weight.nbytes for weight in artifact.manifest.weights if weight.on_host)
         kv = artifact.manifest.workload.kv.scheme
-    print(json.dumps({"chunk_ms": statistics.median(ms[-5:]), "frames": frames, "used_bytes": used, "kv": kv,
+    print(json.dumps({"chunk_ms": statistics.median(ms[-5:]), "frames": frames, "held_bytes": held, "kv": kv,
                       "host_weight_bytes": host}))
 except SekoRuntimeError as fault:
     print(json.dumps({"refused": f"{type(fault).__name__}: {fault}"[:400], "chunks": len(ms)}))
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
             1e3 * result["frames"] / result["chunk_ms"],
             "video frames a second, with no more memory than the card's",
             None,
-            used_bytes=result["used_bytes"],
+            held_bytes=result["held_bytes"],
             visible_bytes=card.visible_bytes,
             chunk_ms=result["chunk_ms"],
             host_weight_bytes=result["host_weight_bytes"],

@@ -20,7 +20,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fits: int) -> tupl
         needed = int(Path(artifact).name.split("gb")[0])
         if needed > fits or needed * 10**9 > held[-1]:
             return {"refused": f"{needed} GB are needed", "chunks": 0}
-        return {"chunk_ms": 500.0, "frames": 12, "used_bytes": 7, "kv": "fp4", "host_weight_bytes": 0}
+        return {"chunk_ms": 500.0, "frames": 12, "held_bytes": 7, "kv": "fp4", "host_weight_bytes": 0}
 
     class Held:
         def __init__(self, left: int) -> None:

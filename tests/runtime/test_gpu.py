@@ -144,6 +144,14 @@ def test_weights_reach_the_device_bit_for_bit(built_cuda_toy: Path) -> None:
             assert artifact.engines.loaded.weights[name].data_ptr() % 256 == 0
 
 
+def test_what_a_session_takes_lies_in_blocks_that_grow(built_cuda_toy: Path) -> None:
+    torch.cuda.empty_cache()
+    with open_artifact(built_cuda_toy) as artifact, open_stacked(artifact, seeds=[0]) as session:
+        session.run_chunk().to_host()
+        taken = [segment for segment in torch.cuda.memory_snapshot() if segment["is_expandable"]]
+    assert taken
+
+
 def test_a_device_that_is_not_there_is_named(built_cuda_toy: Path) -> None:
     with pytest.raises(EnvironmentLacksError, match="cuda:99 does not exist"):
         open_artifact(built_cuda_toy, device="cuda:99")

@@ -40,7 +40,7 @@ ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 MATMUL_WORKSPACE = "CUBLASLT_WORKSPACE_SIZE"  # torch reads it once
 
 
-def _let_blocks_grow() -> None:
+def let_blocks_grow() -> None:
     """Let torch's allocator grow a block in place, so that free parts beside each other serve a larger tensor. Else
     what a graph's calls free lies apart: a decoder took a fifth more than its tensors.
 
@@ -62,7 +62,7 @@ class CudaMemory(CpuMemory):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         os.environ.setdefault(MATMUL_WORKSPACE, "0")  # cuBLAS without a workspace: docs/adr/0016
-        _let_blocks_grow()
+        let_blocks_grow()
         index = _cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
         self.stream = borrow_stream(self.device)
