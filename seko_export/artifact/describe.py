@@ -100,5 +100,5 @@ def describe(
     return replace(
         manifest,
         controls=workload.controls(config, manifest),
-        device_bytes=None if cpu or backend.capabilities.unmeasured else workload.device_bytes(config),
+        least_bytes=None if cpu or backend.capabilities.unmeasured else workload.least_bytes(config),
     )

@@ -163,7 +163,7 @@ def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
     device.
     """
     replaced: list[tuple[nn.Module, str, object]] = []
-    if isinstance(module, BlockWeights | KeysAndValues) and not isinstance(module.kv, ExactKv):
+    if isinstance(module, BlockWeights | KeysAndValues | WindowExpand) and not isinstance(module.kv, ExactKv):
         replaced.append((module, "kv", module.kv))
         object.__setattr__(module, "kv", _CountedKv(module, recorder))
     for part in module.modules():
@@ -382,7 +382,7 @@ class _CountedKv:
     `KvFormat`.
     """
 
-    def __init__(self, block: BlockWeights | KeysAndValues, recorder: _Recorder) -> None:
+    def __init__(self, block: BlockWeights | KeysAndValues | WindowExpand, recorder: _Recorder) -> None:
         self._kv, self._model, self._recorder = block.kv, block.model, recorder
         self._heads = block.model.heads // (1 if block.split is None else block.split.ranks)  # of this rank
 

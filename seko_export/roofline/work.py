@@ -37,14 +37,18 @@ class Work:
         """Return the largest scratch memory that a call of the given programs needs. Calls run one at a time, so the
         scratch memory is not added up."""
         asked = (calls for name, calls in self.programs.items() if ProgramKey.parse(name).role in programs)
-        return max(map(self._scratch, asked), default=0)
+        return max((self._scratch(calls, CONVOLUTION_SCRATCH) for calls in asked), default=0)
 
-    def _scratch(self, calls: tuple[Call, ...]) -> int:
+    def least_scratch_bytes(self) -> int:
+        """Return the bytes of the tensors of the call that has most, without what libraries take beside them."""
+        return max(self._scratch(calls, 1.0) for calls in self.programs.values())
+
+    def _scratch(self, calls: tuple[Call, ...], of_convolutions: float) -> int:
         most, values = 0, dict[str, int]()
         for call in calls:
             count = self.counts[call.engine]
             convolves = any(launch.kind in _CONVOLUTIONS for launch in count.launches)
-            scratch = round(count.scratch_bytes * (CONVOLUTION_SCRATCH if convolves else 1.0))
+            scratch = round(count.scratch_bytes * (of_convolutions if convolves else 1.0))
             most = max(most, sum(values.values()) + scratch)
             outputs = self.pieces[call.engine].outputs
             values |= {a.ref: nbytes(a) for a in outputs if a.ref.startswith("value:")}

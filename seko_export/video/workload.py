@@ -146,11 +146,11 @@ class VideoExport(ExportWorkload["VideoBuild"]):
 
         yield show(report)
 
-    def device_bytes(self, config: VideoBuild) -> int:
-        """Return the bytes that `plan` counts for the build."""
-        from seko_export.video.plan.memory import peak_bytes
+    def least_bytes(self, config: VideoBuild) -> int:
+        """Return what `plan` counts for the build, less what it cannot know for certain."""
+        from seko_export.video.plan.memory import least_bytes
 
-        return peak_bytes(config)
+        return least_bytes(config)
 
     def describe(self, config: VideoBuild, golden: Golden | None) -> VideoWorkload:
         """Return the manifest's description of layout, schedule, cache format and recorded chunks."""

@@ -205,8 +205,9 @@ class ExportWorkload(ABC, Generic[Build]):
         del config
         return manifest.control_specs
 
-    def device_bytes(self, config: Build) -> int | None:
-        """Return the bytes of GPU memory that an artifact takes with a session, or with its pool; None: not counted."""
+    def least_bytes(self, config: Build) -> int | None:
+        """Return the bytes of GPU memory without which an artifact cannot run, with one session or with its pool; None:
+        not counted."""
         del config
         return None
 

@@ -102,7 +102,7 @@ def test_what_does_not_fit_says_so_before_it_allocates(built: tuple[Path, Path])
     before = requested_bytes()
     with (
         limited_to(weights),  # enough for them, but not for a session
-        pytest.raises(DeviceMemoryError, match=r"takes .* GB of GPU memory, .* rebuild with --fit"),
+        pytest.raises(DeviceMemoryError, match=r"takes at least .* GB of GPU memory, .* rebuild with --fit"),
     ):
         open_artifact(built[1])
     with open_artifact(built[1]) as artifact:

@@ -43,13 +43,16 @@ def test_info_shows_the_size_of_a_saved_session(whole_folder: Path, tmp_path: Pa
 
 def test_info_shows_what_it_takes_of_a_gpu(whole_folder: Path, edit_manifest: Edit, capsys: Said) -> None:
     """Which only a build for a GPU counts."""
-    for counted, line in ((None, None), (11_891_047_726, "memory   11.9 GB of a GPU with a session")):
-        edit_manifest(whole_folder, lambda manifest, counted=counted: replace(manifest, device_bytes=counted))
+    for counted, line in (
+        (None, None),
+        (11_891_047_726, "memory   at least 11.9 GB of a GPU, with a session"),
+    ):
+        edit_manifest(whole_folder, lambda manifest, counted=counted: replace(manifest, least_bytes=counted))
         assert main(["info", str(whole_folder)]) == 0
         said = [at for at in capsys.readouterr().out.splitlines() if at.startswith("memory")]
         assert said == ([] if line is None else [line])
         assert main(["info", str(whole_folder), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["device_bytes"] == counted
+        assert json.loads(capsys.readouterr().out)["least_bytes"] == counted
 
 
 @pytest.mark.parametrize("opened", [toy_pool.open_pool, toy_inputs.open_pool])

@@ -441,7 +441,7 @@ def test_a_pool_larger_than_what_is_free_is_refused_before_anything_is_allocated
 @pytest.mark.parametrize(("counted", "spared"), [(None, False), (3 * 10**9, False), (3 * 10**9, True)])
 def test_an_artifact_larger_than_what_is_free_is_refused(counted: int | None, spared: bool) -> None:
     free = 2 * 10**9
-    manifest = replace(pool_manifest(), device_bytes=counted)
+    manifest = replace(pool_manifest(), least_bytes=counted)
 
     class Small:
         def free_bytes(self) -> int:
@@ -455,7 +455,9 @@ def test_an_artifact_larger_than_what_is_free_is_refused(counted: int | None, sp
         with pytest.raises(DeviceMemoryError, match=r"0\.0 are free"):
             check_device_room(manifest, without, memory)
         return
-    with pytest.raises(DeviceMemoryError, match=r"takes 3.0 GB of GPU memory, 2.0 are free: .* --fit 2.0GB"):
+    with pytest.raises(
+        DeviceMemoryError, match=r"takes at least 3.0 GB of GPU memory, 2.0 are free: .* --fit 2.0GB"
+    ):
         check_device_room(manifest, without, memory)
 
 

@@ -136,9 +136,9 @@ def info(options: argparse.Namespace) -> Report:
         f"rows     {rows}",
         *own_lines,
     ]
-    if manifest.device_bytes is not None:
+    if manifest.least_bytes is not None:
         holds = "its pool" if manifest.pool is not None else "a session"
-        lines.append(f"memory   {manifest.device_bytes / 1e9:.1f} GB of a GPU with {holds}")
+        lines.append(f"memory   at least {manifest.least_bytes / 1e9:.1f} GB of a GPU, with {holds}")
     if manifest.ranks > 1:
         lines.append(f"ranks    {manifest.ranks} processes, one a GPU")
     lines += [
@@ -155,7 +155,7 @@ def info(options: argparse.Namespace) -> Report:
         "arch": target.arch,
         "torch": target.torch,
         "ranks": manifest.ranks,
-        "device_bytes": manifest.device_bytes,
+        "least_bytes": manifest.least_bytes,
         **own_facts,
         "inputs": [asdict(spec) for spec in manifest.caller_inputs],
         "files": {path: entry.size for path, entry in manifest.files.items()},

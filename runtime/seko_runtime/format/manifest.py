@@ -351,7 +351,7 @@ class Manifest:
     ranks: Annotated[int, Within(1, 64)] = 1
     inputs: Annotated[tuple[InputSpec, ...], Limit("MAX_INPUTS", "inputs"), Mark.REQUIRED] = ()
     controls: Annotated[tuple[ControlSpec, ...], Limit("MAX_INPUTS", "controls")] | None = None
-    device_bytes: Annotated[int, Within(1, MAX_INTEGER)] | None = None
+    least_bytes: Annotated[int, Within(1, MAX_INTEGER)] | None = None
 
     @property
     def caller_inputs(self) -> tuple[InputSpec, ...]:

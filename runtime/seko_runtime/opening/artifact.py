@@ -149,14 +149,14 @@ def _opened(read: ReadArtifact, device: str, copy_weights: bool, place: RankPlac
 
 def check_device_room(manifest: Manifest, spared: Collection[str], memory: Memory) -> None:
     """Refuse an artifact that is too large for a GPU's free memory, before anything of it is copied. Its build counted
-    what it takes; a rank that leaves weights to the first takes less, of which only its weights are known."""
+    what it takes at least; a rank that leaves weights to the first takes less, of which only its weights are known."""
     without = {*spared, *manifest.host_weights}
     weights = sum(weight.nbytes for weight in manifest.weights if weight.name not in without)
-    needed, free = max(weights, 0 if spared else manifest.device_bytes or 0), memory.free_bytes()
+    needed, free = max(weights, 0 if spared else manifest.least_bytes or 0), memory.free_bytes()
     if needed > free:
         raise DeviceMemoryError(
-            f"{manifest.name} takes {needed / 1e9:.1f} GB of GPU memory, {free / 1e9:.1f} are free: close what else "
-            f"runs there, or rebuild with --fit {math.floor(free / 1e8) / 10}GB"
+            f"{manifest.name} takes at least {needed / 1e9:.1f} GB of GPU memory, {free / 1e9:.1f} are free: close "
+            f"what else runs there, or rebuild with --fit {math.floor(free / 1e8) / 10}GB"
         )
 
 

@@ -59,6 +59,15 @@ def peak_bytes(config: VideoBuild) -> int:
     return size
 
 
+def least_bytes(config: VideoBuild) -> int:
+    """Return the bytes of a GPU without which a build's artifact cannot run, with one session or with its pool:
+    weights, what is allocated at the start, and the tensors of the largest call."""
+    work = Work.of(config)
+    held = _held_bytes(config, work)
+    at_start = sum(held[name] for name in ("kv", "prompt", "latents", "window", "decode", "seats"))
+    return sum(weight_bytes(config, work.pieces).values()) + at_start + work.least_scratch_bytes()
+
+
 def weight_bytes(config: VideoBuild, pieces: Mapping[str, Piece]) -> dict[str, int]:
     """Return the bytes of the artifact's weights by part. The parts are ``transformer`` (with tables and scales),
     ``text``, ``vae``, and ``audio``, ``image`` or ``vae_encoder`` of a build with such an encoder.
