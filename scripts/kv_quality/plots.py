@@ -1,4 +1,4 @@
-"""The pictures of docs/images: curves, histograms, channel means, frames. Equal numbers give equal bytes."""
+"""The pictures of docs/images: curves and frames. Equal numbers give equal bytes."""
 
 from __future__ import annotations
 
