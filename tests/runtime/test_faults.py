@@ -120,7 +120,7 @@ def swap(path: Path) -> None:
 def test_the_file_that_was_checked_is_the_file_that_is_loaded(artifact, monkeypatch, pattern, change):
     """Changed after the hashes, before the engines are loaded: the goldens are met all the same.
 
-    Weights that are overwritten in place are left out: they are mapped, and docs/engine-format.md says so.
+    Weights that are overwritten in place are left out: they are mapped, and docs/deploy.md says so.
     """
     load = artifact_module._loaded
 
