@@ -16,7 +16,7 @@ from seko_kernels.rows import Rows
 
 MATRIX_UNIT = 16  # both sides of an fp8 matrix must be multiples of this
 ROW_SCALED_TILE = 128  # rows and columns of cuBLAS's tiles for matmuls with row scales
-LEAST_IDLE = 1500  # idle share of a GPU's waves of such tiles, times the inner size
+LEAST_IDLE = 1500  # idle share of a GPU's waves of such tiles, times the inner size: 1425 loses, 2036 gains
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -205,10 +205,11 @@ def missed_lines() -> str:
     """The table of what docs/performance.md says first was missed."""
     newest = newest_rows()
     lines = [
-        f"| {text} | {form.format(newest[source]['value'])} | {_side(source[1])} {newest[source]['bar']:g} |"
+        f"| {text} | {form.format(newest[source]['value'])} | {_side(source[1])} {newest[source]['bar']:g} "
+        f"| `{source[1]}` |"
         for text, form, (source,) in MISSED
     ]
-    return "\n".join(["| what | figure | goal |", "|---|---|---|", *lines]) + "\n"
+    return "\n".join(["| what | figure | goal | row |", "|---|---|---|---|", *lines]) + "\n"
 
 
 PLAIN: dict[str, Callable[[], str]] = {

@@ -26,6 +26,7 @@ from seko_export.families.layers.block import BlockWeights
 from seko_export.families.layers.few_row_ops import FewRowOps
 from seko_export.families.layers.fused_block import FusedLayer, KeysAndValues, LastUpdate, QuantisingLinear
 from seko_export.families.layers.past_window import WindowExpand
+from seko_export.families.layers.sink_average import SinkAverage
 from seko_export.roofline.kinds import (
     ATTENTION,
     CACHE_WRITE,
@@ -157,13 +158,16 @@ def _count_doubled(
     return out
 
 
+_OverCache = BlockWeights | KeysAndValues | SinkAverage | WindowExpand  # modules that read or write a cache
+
+
 @contextmanager
 def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
     """Replace a block's lossy cache and fused ops by counting stand-ins, because their kernels cannot run on the meta
     device.
     """
     replaced: list[tuple[nn.Module, str, object]] = []
-    if isinstance(module, BlockWeights | KeysAndValues | WindowExpand) and not isinstance(module.kv, ExactKv):
+    if isinstance(module, _OverCache) and not isinstance(module.kv, ExactKv):
         replaced.append((module, "kv", module.kv))
         object.__setattr__(module, "kv", _CountedKv(module, recorder))
     for part in module.modules():
@@ -382,7 +386,7 @@ class _CountedKv:
     `KvFormat`.
     """
 
-    def __init__(self, block: BlockWeights | KeysAndValues | WindowExpand, recorder: _Recorder) -> None:
+    def __init__(self, block: _OverCache, recorder: _Recorder) -> None:
         self._kv, self._model, self._recorder = block.kv, block.model, recorder
         self._heads = block.model.heads // (1 if block.split is None else block.split.ranks)  # of this rank
 

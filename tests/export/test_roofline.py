@@ -23,6 +23,8 @@ from seko_export.roofline.op_count import (
     count_piece,
 )
 from seko_export.roofline.seconds import launch_seconds
+from seko_export.roofline.work import Work
+from seko_export.video.plan.memory import least_bytes
 from seko_export.video.plan.predict import PlanRequest, config_of, predict
 from seko_export.video.plan.table import show
 from tests.export.planned import on_gpu
@@ -107,6 +109,50 @@ def test_peak_memory_is_near_its_newest_row(scheme):
     """The row's session has neither VAE nor text, like the plan's."""
     row = newest("step_vs_eager", f"{S1}, {scheme}")
     assert near(predicted(scheme, kernels_of(row))["peak_bytes"], row["peak_bytes"])
+
+
+RESIDENT = {"fp4_kv": True, "fp8": True, "resident_window": True}
+CACHED = "fp4 cache, fp8 matmuls, resident window"
+
+
+@pytest.mark.parametrize(
+    ("figure", "row_shape", "preset", "options"),
+    [
+        ("step_vs_eager", f"{S1}, bf16", "self-forcing-1.3b", {"no_vae": True}),
+        ("step_vs_eager", f"{S1}, fp4", "self-forcing-1.3b", {"no_vae": True, "fp4_kv": True}),
+        (
+            "minwm_fps",
+            f"minwm-camera-1.3b, 480x832, chunk 4, ring 20, 4 passes and context, {CACHED}, Wan VAE, 1 rows",
+            "minwm-camera-1.3b",
+            RESIDENT,
+        ),
+        (
+            "rolling_fps",
+            "rolling-forcing-1.3b, 480x832, chunk 3, ring 21, 1 passes, 5 chunks a pass, exact cache, Wan VAE",
+            "rolling-forcing-1.3b",
+            {},
+        ),
+        (
+            "lingbot_v2_chunk_ms",
+            f"lingbot-v2-fast, 480x832, chunk 4, ring 12, sink 6, {CACHED}, camera once a chunk",
+            "lingbot-v2-fast",
+            {**RESIDENT, "no_vae": True},
+        ),
+    ],
+)
+def test_an_artifact_is_not_refused_where_it_has_run(figure, row_shape, preset, options):
+    row = newest(figure, row_shape)
+    config, _ = config_of(PlanRequest(BuildOptions(preset=preset, no_text=True, **options), "h200"))
+    assert 0.85 * row["peak_bytes"] < least_bytes(config) <= row["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "options"),
+    [("reward-forcing-1.3b", {"kv": "fp4-sink"}), ("minwm-camera-1.3b", RESIDENT)],
+)
+def test_what_reads_a_quantised_cache_beside_blocks_is_counted(preset, options):
+    config, _ = config_of(PlanRequest(BuildOptions(preset=preset, **options), "h200"))
+    assert Work.of(config).counts
 
 
 def test_a_chunk_is_near_its_newest_row():

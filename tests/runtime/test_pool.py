@@ -456,7 +456,7 @@ def test_an_artifact_larger_than_what_is_free_is_refused(counted: int | None, sp
             check_device_room(manifest, without, memory)
         return
     with pytest.raises(
-        DeviceMemoryError, match=r"takes at least 3.0 GB of GPU memory, 2.0 are free: .* --fit 2.0GB"
+        DeviceMemoryError, match=r"takes at least 3.0 GB of GPU memory, 2.0 are free: .* rebuild with --fit$"
     ):
         check_device_room(manifest, without, memory)
 

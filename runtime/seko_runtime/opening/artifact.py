@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -156,7 +155,7 @@ def check_device_room(manifest: Manifest, spared: Collection[str], memory: Memor
     if needed > free:
         raise DeviceMemoryError(
             f"{manifest.name} takes at least {needed / 1e9:.1f} GB of GPU memory, {free / 1e9:.1f} are free: close "
-            f"what else runs there, or rebuild with --fit {math.floor(free / 1e8) / 10}GB"
+            "what else runs there, or rebuild with --fit"
         )
 
 
