@@ -160,6 +160,11 @@ MISSED: tuple[FigureLine, ...] = (
         (("h200", "fps_14b_one_gpu", FAST_14B),),
     ),
     (
+        "the same as seconds of video in a second",
+        "{:.2f}",
+        (("h200", "real_time_factor", FAST_14B),),
+    ),
+    (
         "Seko-Talk: time of a step; compiled and captured by hand = 1",
         "{:.3f}",
         (("h200", "talk_step_vs_compiled", TALK),),
@@ -173,6 +178,16 @@ MISSED: tuple[FigureLine, ...] = (
         "small videos (1.3B, 320x576, window 12): time of a pass, eager PyTorch = 1, at best",
         "{:.2f}",
         (("h200", "s3_vs_eager", f"{SMALL}, fp4_fp8"),),
+    ),
+    (
+        "the same over an FP4 cache, with matmuls in bf16",
+        "{:.2f}",
+        (("h200", "s3_vs_eager", f"{SMALL}, fp4"),),
+    ),
+    (
+        "the same over an exact cache",
+        "{:.2f}",
+        (("h200", "s3_vs_eager", f"{SMALL}, exact"),),
     ),
     (
         "seconds of video in a second, the 5B model (704x1280, 24 frames a second; FP4 cache, fp8 matmuls, resident "
@@ -200,6 +215,26 @@ MISSED: tuple[FigureLine, ...] = (
         "share of prompts that the sample no longer follows with an FP4 cache, at a stream's end, %",
         "{:.1f}",
         (("kv-quality", "kv_following_loss", "sample, fp4-before-rope, end of the stream"),),
+    ),
+    (
+        "the same with an fp8 cache",
+        "{:.1f}",
+        (("kv-quality", "kv_following_loss", "sample, fp8-before-rope, end of the stream"),),
+    ),
+    (
+        "the same with keys in fp8 behind RoPE",
+        "{:.1f}",
+        (("kv-quality", "kv_following_loss", "sample, fp8, end of the stream"),),
+    ),
+    (
+        "the same with keys in FP4 behind RoPE, at a stream's start",
+        "{:.1f}",
+        (("kv-quality", "kv_following_loss", "sample, fp4, start of the stream"),),
+    ),
+    (
+        "the same with a cache in int4 behind a Hadamard transform",
+        "{:.1f}",
+        (("kv-quality", "kv_following_loss", "sample, int4-hadamard-before-rope, end of the stream"),),
     ),
     (
         "share of prompts, changed after 3 s of a stream, that the quick start's artifact follows",
@@ -289,6 +324,17 @@ MISSED: tuple[FigureLine, ...] = (
                 "cpu",
                 "fleet_simulated_cpr",
                 "three boxes of the toy model, 300 viewers, 1.5 a second, 6 s, 1 collected, 2 runs",
+            ),
+        ),
+    ),
+    (
+        "the same for 60 viewers, one run, before the simulation knew variants of a launch",
+        "{:.1f}",
+        (
+            (
+                "cpu",
+                "fleet_simulated_cpr",
+                "three boxes of the toy model, 60 viewers, 0.6 a second, 20 s, 1 collected",
             ),
         ),
     ),
