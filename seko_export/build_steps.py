@@ -102,6 +102,9 @@ def build_artifact(
         with compiled_in_background(config, maker, folder, progress) as wait_for_engines:
             for note in (*source.notes, *_on_codes(source, config), *workload.notes(config)):
                 progress(note, 0, 1)
+            least_bytes = None  # counted before all that a failure would cost
+            if config.target.device != "cpu" and not maker.capabilities.unmeasured:
+                least_bytes = workload.least_bytes(config)
             progress("reading the checkpoint", 0, 1)  # first, as it finds damaged weights
             tensors = dict(family.weights(graph_of(config).pieces, source, around))
             tensors |= workload.tables(config)
@@ -137,11 +140,11 @@ def build_artifact(
             forms, engines = folder / maker.form[0], folder / ENGINES_FOLDER
             engine_s = maker.build_engines(config, forms, engines, progress)
         table = recording.table if recording else None
-        manifest = _write_manifest(folder, config, maker, weights, table, source.adapters)
+        manifest = _write_manifest(folder, config, maker, weights, table, source.adapters, least_bytes)
         if maker.finish is not None and maker.finish(
             BuildContext(folder, config, manifest, progress, compiler_cache)
         ):
-            manifest = _write_manifest(folder, config, maker, weights, table, source.adapters)
+            manifest = _write_manifest(folder, config, maker, weights, table, source.adapters, least_bytes)
         report = None
         if config.target.archs or too_few_devices(config):
             if not config.target.archs:
@@ -199,9 +202,10 @@ def _write_manifest(
     weights: tuple[Weight, ...],
     table: Any,
     adapters: tuple[MergedLora, ...],
+    least_bytes: int | None,
 ) -> Manifest:
     """Write `manifest.json` for the files that are in the folder now."""
-    manifest = describe(config, backend, weights, hash_files(folder), table, adapters)
+    manifest = describe(config, backend, weights, hash_files(folder), table, adapters, least_bytes)
     (folder / MANIFEST_FILE).write_bytes(manifest_json(manifest))
     return manifest
 

@@ -28,6 +28,7 @@ def describe(
     files: Mapping[str, FileEntry],
     golden: Any = None,
     adapters: tuple[MergedLora, ...] = (),
+    least_bytes: int | None = None,
 ) -> Manifest:
     """Return the manifest of an artifact.
 
@@ -45,6 +46,8 @@ def describe(
         The manifest's description of the recorded results that `verify` replays (`workloads.base.Recording`).
     adapters : tuple of MergedLora
         LoRAs that are merged into the weights; the object ``model`` of the manifest lists them as ``loras``.
+    least_bytes : int, optional
+        Bytes of a GPU without which the artifact cannot run (`ExportWorkload.least_bytes`); None: not counted.
 
     Returns
     -------
@@ -94,11 +97,8 @@ def describe(
         pool=None if buckets is None else Pool(buckets),
         ranks=machine.ranks,
         inputs=graph.inputs,
+        least_bytes=least_bytes,
         files=dict(files),
         extra={key: file for key, file in extra_files.items() if file in files} | backend.versions(config),
     )
-    return replace(
-        manifest,
-        controls=workload.controls(config, manifest),
-        least_bytes=None if cpu or backend.capabilities.unmeasured else workload.least_bytes(config),
-    )
+    return replace(manifest, controls=workload.controls(config, manifest))
