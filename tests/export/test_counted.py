@@ -41,3 +41,12 @@ def test_every_build_for_a_gpu_is_counted(preset: str) -> None:
         counted += 1
         assert Work.of(config).counts
     assert counted or preset == "memflow-1.3b"  # whose sizes alone are known
+
+
+@pytest.mark.parametrize(
+    ("preset", "options"),
+    [("reward-forcing-1.3b", {"kv": "fp4-sink"}), ("minwm-camera-1.3b", RESIDENT)],
+)
+def test_what_reads_a_quantised_cache_beside_blocks_is_counted(preset: str, options: dict[str, Any]) -> None:
+    config, _ = config_of(PlanRequest(BuildOptions(preset=preset, **options), "h200"))
+    assert Work.of(config).counts

@@ -23,7 +23,6 @@ from seko_export.roofline.op_count import (
     count_piece,
 )
 from seko_export.roofline.seconds import launch_seconds
-from seko_export.roofline.work import Work
 from seko_export.video.plan.memory import least_bytes
 from seko_export.video.plan.predict import PlanRequest, config_of, predict
 from seko_export.video.plan.table import show
@@ -144,15 +143,6 @@ def test_an_artifact_is_not_refused_where_it_has_run(figure, row_shape, preset, 
     row = newest(figure, row_shape)
     config, _ = config_of(PlanRequest(BuildOptions(preset=preset, no_text=True, **options), "h200"))
     assert 0.85 * row["peak_bytes"] < least_bytes(config) <= row["peak_bytes"]
-
-
-@pytest.mark.parametrize(
-    ("preset", "options"),
-    [("reward-forcing-1.3b", {"kv": "fp4-sink"}), ("minwm-camera-1.3b", RESIDENT)],
-)
-def test_what_reads_a_quantised_cache_beside_blocks_is_counted(preset, options):
-    config, _ = config_of(PlanRequest(BuildOptions(preset=preset, **options), "h200"))
-    assert Work.of(config).counts
 
 
 def test_a_chunk_is_near_its_newest_row():

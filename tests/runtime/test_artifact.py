@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +16,8 @@ import pytest
 import seko_runtime
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.commands import main
-from seko_runtime.errors import SessionClosedError
-from seko_runtime.opening.artifact import open_artifact
+from seko_runtime.errors import DeviceMemoryError, SessionClosedError
+from seko_runtime.opening.artifact import check_device_room, open_artifact
 from tests.support.stacked import open_stacked, stacked_session
 
 from . import toy
@@ -146,3 +149,31 @@ def _run_python(code: str) -> None:
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("counted", "spares", "free", "refusal"),
+    [
+        (None, False, 2 * 10**9, None),
+        (None, False, 0, "0.0 are free"),
+        (3 * 10**9, False, 3 * 10**9, None),
+        (3 * 10**9, False, 2 * 10**9, "takes at least 3.0 GB of GPU memory, 2.0 are free: "),
+        (3 * 10**9, True, 2 * 10**9, None),  # a rank without weights of the first
+        (3 * 10**9, True, 0, "0.0 are free"),
+    ],
+)
+def test_what_is_larger_than_a_gpus_free_memory_is_refused(
+    counted: int | None, spares: bool, free: int, refusal: str | None
+) -> None:
+    class Small:
+        def free_bytes(self) -> int:
+            return free
+
+    memory: Any = Small()
+    manifest = replace(toy.toy_manifest(), least_bytes=counted)
+    spared = {manifest.weights[0].name} if spares else set()
+    if refusal is None:
+        check_device_room(manifest, spared, memory)
+        return
+    with pytest.raises(DeviceMemoryError, match=re.escape(refusal) + ".*rebuild with --fit$"):
+        check_device_room(manifest, spared, memory)

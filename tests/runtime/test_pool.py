@@ -6,7 +6,6 @@ import gc
 import threading
 import warnings
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from seko_runtime.errors import (
     SessionClosedError,
     UsageError,
 )
-from seko_runtime.opening.artifact import check_device_room
 from seko_runtime.sessions.rows import check_room
 from seko_runtime.video.pool import Session, SessionLeakWarning
 from tests.support.rows import rows_of
@@ -436,29 +434,6 @@ def test_a_pool_larger_than_what_is_free_is_refused_before_anything_is_allocated
         DeviceMemoryError, match=r"a pool of 5 sessions takes \d+ bytes, about \d+ each; 1000 are free"
     ):
         check_room(pool_manifest(), memory)
-
-
-@pytest.mark.parametrize(("counted", "spared"), [(None, False), (3 * 10**9, False), (3 * 10**9, True)])
-def test_an_artifact_larger_than_what_is_free_is_refused(counted: int | None, spared: bool) -> None:
-    free = 2 * 10**9
-    manifest = replace(pool_manifest(), least_bytes=counted)
-
-    class Small:
-        def free_bytes(self) -> int:
-            return free
-
-    memory: Any = Small()
-    without = {manifest.weights[0].name} if spared else set()
-    if counted is None or spared:
-        check_device_room(manifest, without, memory)
-        free = 0
-        with pytest.raises(DeviceMemoryError, match=r"0\.0 are free"):
-            check_device_room(manifest, without, memory)
-        return
-    with pytest.raises(
-        DeviceMemoryError, match=r"takes at least 3.0 GB of GPU memory, 2.0 are free: .* rebuild with --fit$"
-    ):
-        check_device_room(manifest, without, memory)
 
 
 def test_snapshots_go_on_in_another_pool(tmp_path: Path) -> None:
