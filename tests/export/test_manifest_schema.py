@@ -48,7 +48,7 @@ def test_a_wrong_field_that_a_build_writes_fails_its_test(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every test that builds in its own process: tests/conftest.py."""
-    written: Any = (tmp_path, None, None, (), None, ())
+    written: Any = (tmp_path, None, None, (), None, (), None)
     manifest = replace(manifest, weights=())
     monkeypatch.setattr(build_steps, "hash_files", lambda _: {})
     monkeypatch.setattr(build_steps, "describe", lambda *_: manifest)
