@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import av
 import numpy as np
+from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -24,6 +25,8 @@ _STILLS: Mapping[str, Mapping[str, int]] = {
     "jpeg": {"subsampling": 0},
 }  # fast; full colours
 MICROSECONDS = 1_000_000
+# Each colour is the mean of four pixels: nearer to it than FFmpeg's default, which takes two thirds longer.
+_CHROMA = Interpolation.AREA | Interpolation.FULL_CHR_H_INP
 GOP = 1 << 16  # frames between key frames that nobody asked for: a key frame costs ten others
 SOURCE_GOP = 1 << 8  # ... for a MediaSource, which can forget what it showed only from key frame to key frame
 
@@ -105,9 +108,10 @@ class _LibraryEncoder(VideoEncoder):
         context.gop_size, context.max_b_frames, context.thread_count = self._gop, 0, 1
         context.options = dict(self._options)
         self._context = context
+        self._reformatter = VideoReformatter()
 
     def _encode(self, frame: Frame, key: bool) -> Packet:
-        picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
+        picture = _in_planes(self._reformatter, frame, "yuv420p")
         picture.pts, picture.time_base = self._number, Fraction(1, self.fps)
         picture.pict_type = av.video.frame.PictureType.I if key else av.video.frame.PictureType.NONE
         packets = list(self._context.encode(picture))
@@ -127,7 +131,8 @@ class H264Encoder(_LibraryEncoder):
         "profile": "baseline",
         "crf": "21",
         "forced-idr": "1",
-        "x264-params": "repeat-headers=1:annexb=1:scenecut=0",
+        # partitions: a quarter of the time on grain, and no more bytes
+        "x264-params": "repeat-headers=1:annexb=1:scenecut=0:partitions=none",
     }
 
 
@@ -168,7 +173,7 @@ class MjpegEncoder(VideoEncoder):
             raise TypeError("mjpeg")
         context.width, context.height, context.pix_fmt = self.width, self.height, "yuvj420p"
         context.time_base, context.options = Fraction(1, self.fps), {"qmin": "3", "qmax": "3"}
-        picture = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(format="yuvj420p")
+        picture = _in_planes(VideoReformatter(), frame, "yuvj420p")
         return Packet(b"".join(bytes(packet) for packet in _all_packets(context, picture)), True)
 
 
@@ -225,6 +230,12 @@ def still(frame: Frame, form: str, quality: int) -> bytes:
 def pts_us(frame: int, fps: float) -> int:
     """Return the time at which a video frame is shown, in microseconds from the stream's start."""
     return int(frame * MICROSECONDS // fps)
+
+
+def _in_planes(reformatter: VideoReformatter, frame: Frame, planes: str) -> av.VideoFrame:
+    """Return an RGB frame as the planes that an encoder takes, made by this thread alone."""
+    picture = av.VideoFrame.from_numpy_buffer(frame, format="rgb24")
+    return reformatter.reformat(picture, format=planes, interpolation=_CHROMA, threads=1)
 
 
 def _all_packets(
