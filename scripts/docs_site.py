@@ -1,4 +1,5 @@
-"""A hook of mkdocs: pages of the repository's root join the site, and links that leave docs/ are checked, too.
+"""A hook of mkdocs: pages of the repository's root join the site, the page of commands has a table of all options of
+`build`, and links that leave docs/ are checked, too.
 
 On the site a link to a file that is no page, such as a test, becomes the file's name.
 """
@@ -8,14 +9,19 @@ from __future__ import annotations
 import logging
 import os
 import re
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from seko_export.options.asked import all_options
+from seko_export.options.declaration import flag
+
 ROOT = Path(__file__).parents[1]
 FROM_ROOT = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+OPTIONS = "<!-- options of build -->"  # in docs/cli.md
 log = logging.getLogger("mkdocs.hooks.docs_site")
 
 
@@ -27,7 +33,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn links between files of the repository into links between pages of the site."""
+    """Write the table of options, and turn links between files of the repository into links between pages of the
+    site."""
+    if OPTIONS in markdown:
+        markdown = markdown.replace(OPTIONS, options_table())
     source = Path(page.file.abs_src_path)
     docs = Path(config.docs_dir)
 
@@ -46,3 +55,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     parts = re.split(r"(^```.*?^```|^ {4}.*?$)", markdown, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if number % 2 else LINK.sub(on_site, part) for number, part in enumerate(parts))
+
+
+def options_table() -> str:
+    """Return the table of the options of `build`, as Markdown."""
+    lines = ["| option | default | what it does |", "|---|---|---|"]
+    for group, options in groupby(all_options().values(), key=lambda pair: pair[1].group):
+        lines.append(f"| **{group}** | | |")
+        for option_field, option in options:
+            spelled = f"`{flag(option_field.name)}`" + (f", `{option.off}`" if option.off else "")
+            default = "" if option_field.default in (None, False, ()) else f"`{option_field.default}`"
+            lines.append(f"| {spelled} | {default} | {option.help} |")
+    return "\n".join(lines) + "\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import Field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +71,3 @@ def check_workload(name: str, option: Option, workload: ExportWorkload[Any]) -> 
         raise UsageError(
             f"{flag(name)} belongs to models of {option.workload}, and this is one of {workload.name}: leave it out"
         )
-
-
-def options_table() -> str:
-    """Return the table of options for the docs, as Markdown."""
-    lines = ["| option | default | what it does |", "|---|---|---|"]
-    for group, options in groupby(all_options().values(), key=lambda pair: pair[1].group):
-        lines.append(f"| **{group}** | | |")
-        for option_field, option in options:
-            spelled = f"`{flag(option_field.name)}`" + (f", `{option.off}`" if option.off else "")
-            default = "" if option_field.default in (None, False, ()) else f"`{option_field.default}`"
-            lines.append(f"| {spelled} | {default} | {option.help} |")
-    return "\n".join(lines) + "\n"

@@ -24,7 +24,7 @@ from seko_export.build_steps import build_artifact
 from seko_export.cli.commands import main as seko_export
 from seko_export.errors import UsageError
 from seko_export.families.registry import graph_of
-from seko_export.options.asked import options_of, options_table, workload_asked
+from seko_export.options.asked import all_options, options_of, workload_asked
 from seko_export.options.checks import check_options
 from seko_export.roofline.room import room_of
 from seko_export.workloads.registry import workload_named
@@ -220,7 +220,7 @@ def test_a_workload_from_outside_answers_for_its_models(
     with installed(tmp_path / "installed", monkeypatch):
         listed = json.loads(CliRunner().invoke(seko_export, ["presets", "--json"]).stdout)
         assert listed["toy-speech"] == {"family": FAMILY.name, "model": asdict(CONFIG.model)}
-        assert "| **Toy (words)** | | |\n| `--lengths` |" in options_table()
+        assert all_options()["lengths"][1].group == "Toy (words)"
         asked = options_of(preset="toy-speech", lengths=(4,), height=None)
         assert asked == ToyOptions(preset="toy-speech", lengths=(4,))
         assert workload_asked(asked).resolve_options(asked).config == CONFIG.changed(lengths=(4,))
