@@ -24,6 +24,13 @@ if TYPE_CHECKING:  # presets are read before torch is imported
     from seko_runtime.video.manifest import VideoManifest
 
 
+FOR_TESTS = "for tests; it has no weights but random ones"
+NUMBERS_READ = (
+    "that trained weights give the video of the authors' code: "
+    "the numbers are read from it, no file was opened"
+)
+
+
 @dataclass(frozen=True)
 class Preset:
     """A preset: a model, the stream layout that the model's authors use, and the model's schedule if it differs from

@@ -79,6 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     try:
         return _run(words)
+    except BrokenPipeError:  # of figures on stdout
+        print("seko-serve: whoever read the output stopped reading", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:  # before the server takes signals
         print("seko-serve: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -116,9 +116,11 @@ def test_an_average_that_is_empty_is_not_the_model(tmp_path: Path, average: obje
 
 
 def test_presets_are_listed() -> None:
+    """Each says where its weights are from."""
     done = CliRunner().invoke(main, ["presets"], standalone_mode=False)
     assert done.exception is None
     assert "sample  (wan: " in done.output
     for name, preset in presets().items():
         assert f"{name}  (" in done.output
         assert preset.missing in done.output
+        assert preset.source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -339,6 +340,16 @@ def test_impossible_options_are_refused(
 def test_a_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "/nowhere/times.json"]) == 3
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_reader_who_has_gone_is_told_in_one_line(file: Path) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "seko_serve", "simulate", str(file), "--json"]
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(theirs)
+    assert done.returncode == 1
+    assert done.stderr == "seko-serve: whoever read the output stopped reading\n"
 
 
 def test_options_have_the_names_of_fields() -> None:

@@ -114,7 +114,7 @@ class Chunk:
 
     def video_parts(self) -> Iterator[NDArray[np.uint8]]:
         """Yield the chunk's video frames in the `parts` in which they are decoded, each part as soon as it is on the
-        host: uint8 copies [1, t, H, W, 3].
+        host: uint8 copies [1, t, H, W, 3]. They can be taken until the fourth chunk after this one has begun.
 
         Raises
         ------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.abot.model import AbotModel
-from seko_export.families.video import Preset
+from seko_export.families.video import FOR_TESTS, NUMBERS_READ, Preset
 
 ABOT, TINY = "abot-world-5b", "abot-tiny"
 SCHEDULE = Schedule.warped((1000.0, 750.0, 500.0, 250.0))
@@ -26,8 +26,8 @@ PRESETS: dict[str, Preset] = {
         SCHEDULE,
         source="acvlab/ABot-World-0-5B-LF, diffusion_pytorch_model.safetensors; code amap-cvlab/ABot-World "
         "(Apache-2.0)",
-        unverified="that trained weights give the video of the authors' code: the numbers are read from it, no file "
-        "was opened. A port keeps a sink of 6 frames and 12 others; which cache it was trained with is not known",
+        unverified=f"{NUMBERS_READ}. A port keeps a sink of 6 frames and 12 others; which cache it was "
+        "trained with is not known",
     ),
     TINY: Preset(
         AbotModel(
@@ -53,6 +53,6 @@ PRESETS: dict[str, Preset] = {
             spatial_stride=16,
         ),
         SCHEDULE,
-        source="for tests; it has no weights but random ones",
+        source=FOR_TESTS,
     ),
 }

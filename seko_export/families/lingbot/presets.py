@@ -5,7 +5,7 @@ from __future__ import annotations
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.lingbot.model import LingbotModel
-from seko_export.families.video import Preset
+from seko_export.families.video import FOR_TESTS, NUMBERS_READ, Preset
 
 V1, V2, TINY = "lingbot-v1-fast", "lingbot-v2-fast", "lingbot-tiny"
 TRAINED_STEPS, SHIFT = 1000, 10.0
@@ -52,11 +52,17 @@ PRESETS: dict[str, Preset] = {
         _full_size(V1),
         StreamConfig(height=480, width=832, chunk_frames=3, sink_frames=3, ring_frames=18),
         V1_SCHEDULE,
+        source="the folder lingbot_world_fast of lingbot-world's base model; code Robbyant/lingbot-world",
+        needs="--vae Wan2.1_VAE.pth, which encodes the start picture",
+        unverified=f"{NUMBERS_READ}; whether it was trained with a window, which LightX2V's configuration has",
     ),
     V2: Preset(
         _full_size(V2),
         StreamConfig(height=480, width=832, chunk_frames=4, sink_frames=6, ring_frames=12),
         V2_SCHEDULE,
+        source="robbyant/lingbot-world-v2-14b-causal-fast, transformers; code robbyant/lingbot-world-v2",
+        needs="--vae Wan2.1_VAE.pth, which encodes the start picture",
+        unverified=f"{NUMBERS_READ}; for which times it was distilled (vLLM-Omni has others)",
     ),
     TINY: Preset(
         LingbotModel(
@@ -64,5 +70,6 @@ PRESETS: dict[str, Preset] = {
         ),
         StreamConfig(height=32, width=48, chunk_frames=2, sink_frames=1, ring_frames=4),
         V2_SCHEDULE,
+        source=FOR_TESTS,
     ),
 }

@@ -7,7 +7,7 @@ from dataclasses import replace
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.matrix_game.model import MatrixGameModel
-from seko_export.families.video import Preset
+from seko_export.families.video import FOR_TESTS, Preset
 
 UNIVERSAL, GTA, TEMPLE_RUN = "matrix-game-2-universal", "matrix-game-2-gta", "matrix-game-2-templerun"
 TINY, TINY_GTA, TINY_TEMPLE_RUN = "matrix-game-tiny", "matrix-game-tiny-gta", "matrix-game-tiny-templerun"
@@ -41,7 +41,6 @@ _TINY = MatrixGameModel(
     keyboard_width=8,
 )
 _TINY_STREAM = replace(_STREAM, height=32, width=48)
-_FOR_TESTS = "for tests; it has no weights but random ones"
 
 
 def _of_game(model: MatrixGameModel, name: str, keyboard: int, *, mouse: bool) -> MatrixGameModel:
@@ -76,14 +75,14 @@ PRESETS: dict[str, Preset] = {
         needs=_NEEDS,
         unverified=_UNVERIFIED,
     ),
-    TINY: Preset(_TINY, _TINY_STREAM, THREE, source=_FOR_TESTS),
+    TINY: Preset(_TINY, _TINY_STREAM, THREE, source=FOR_TESTS),
     TINY_GTA: Preset(
         _of_game(_TINY, TINY_GTA, 2, mouse=True),
         replace(_TINY_STREAM, ring_frames=4),
         THREE,
-        source=_FOR_TESTS,
+        source=FOR_TESTS,
     ),
     TINY_TEMPLE_RUN: Preset(
-        _of_game(_TINY, TINY_TEMPLE_RUN, 7, mouse=False), _TINY_STREAM, FOUR, source=_FOR_TESTS
+        _of_game(_TINY, TINY_TEMPLE_RUN, 7, mouse=False), _TINY_STREAM, FOUR, source=FOR_TESTS
     ),
 }

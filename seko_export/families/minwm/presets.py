@@ -5,7 +5,7 @@ from __future__ import annotations
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.minwm.model import MinwmModel
-from seko_export.families.video import Preset
+from seko_export.families.video import FOR_TESTS, NUMBERS_READ, Preset
 
 MINWM, TINY = "minwm-camera-1.3b", "minwm-tiny"
 SCHEDULE = Schedule.warped((1000.0, 750.0, 500.0, 250.0), 5.0)
@@ -18,13 +18,13 @@ PRESETS: dict[str, Preset] = {
         entry="generator_ema",
         files=("Action2V/dmd/model.pt",),
         source="MIN-Lab/minWM, Wan21/Action2V/dmd/model.pt; code shengshu-ai/minWM (Apache-2.0)",
-        unverified="that trained weights give the video of the authors' code: the numbers are read from it, no file "
-        "was opened, and it rounds cameras to bfloat16; the licence of the weights; two keys held at once",
+        unverified=f"{NUMBERS_READ}, and it rounds cameras to bfloat16; the licence of the weights; two keys held at "
+        "once",
     ),
     TINY: Preset(
         MinwmModel(name=TINY, layers=2, dim=64, heads=2, ffn_dim=96, text_dim=16, text_tokens=8, freq_dim=32),
         StreamConfig(height=32, width=48, chunk_frames=4, sink_frames=0, ring_frames=8),
         SCHEDULE,
-        source="for tests; it has no weights but random ones",
+        source=FOR_TESTS,
     ),
 }

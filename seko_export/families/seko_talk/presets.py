@@ -7,11 +7,12 @@ from dataclasses import replace
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.seko_talk.model import SekoTalkModel
-from seko_export.families.video import Preset
+from seko_export.families.video import FOR_TESTS, NUMBERS_READ, Preset
 
 FULL, HYBRID, TINY = "seko-talk-14b", "seko-talk-14b-hybrid", "seko-talk-tiny"
 ROPE_MAX_FRAMES = 40  # timestep shift of LightX2V's two-step model
 SHIFT, SAMPLER = 5.0, "euler-bf16"
+_SOURCE = "no public weights; code ModelTC/LightX2V"
 
 
 def evenly(passes: int, shift: float = SHIFT) -> Schedule:
@@ -40,12 +41,16 @@ PRESETS: dict[str, Preset] = {
         SekoTalkModel(name=FULL, layers=40, dim=5120, heads=40, ffn_dim=13824),
         _stream(832, 480, 1, 20),
         evenly(4),
+        source=_SOURCE,
+        unverified=NUMBERS_READ,
     ),
     HYBRID: Preset(
         SekoTalkModel(name=HYBRID, layers=40, dim=5120, heads=40, ffn_dim=13824),
         # The windows W2-W2-W2-W2-W21 are numbers of chunks, which have one latent frame here.
         replace(_stream(832, 480, 1, 21), layer_rings=(2, 2, 2, 2, 21), rope_max_frames=ROPE_MAX_FRAMES),
         evenly(2),
+        source=_SOURCE,
+        unverified=NUMBERS_READ,
     ),
     TINY: Preset(
         SekoTalkModel(
@@ -70,5 +75,6 @@ PRESETS: dict[str, Preset] = {
         ),
         _stream(32, 48, 2, 4),
         evenly(2),
+        source=FOR_TESTS,
     ),
 }

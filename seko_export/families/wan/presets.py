@@ -8,10 +8,9 @@ from dataclasses import replace
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import USUAL_STEPS, Schedule
 from seko_export.config.stream import REBUILD, StreamConfig
-from seko_export.families.video import Preset
+from seko_export.families.video import FOR_TESTS, NUMBERS_READ, Preset
 from seko_export.families.wan_layout.recognise import USUAL_STREAM, USUAL_STREAM_2_2
 
-_NUMBERS = "that trained weights give the video of the authors' code: the numbers are read from it, no file was opened"
 # Rolling Forcing: attention sees 21 frames, the sink and the chunks of a pass among them.
 _ROLLING_STREAM = replace(USUAL_STREAM, sink_frames=3, rolling=True)
 # StreamDiffusionV2, as its fast configuration: a window of five frames, of which two stay
@@ -27,8 +26,8 @@ _VIDEO_TO_VIDEO_STREAM = replace(
 _VIDEO_TO_VIDEO_PASSES = Schedule.trained((700.0, 500.0), 8.0)
 _VIDEO_TO_VIDEO_NEEDS = "--vae Wan2.1_VAE.pth: a video as input, whose latents each chunk begins with"
 _VIDEO_TO_VIDEO_UNVERIFIED = (
-    f"{_NUMBERS}. Left out: a sink that takes new frames unlike it (sink 3 of 6), a jump of positions at frame 50, and "
-    "the first chunk of two frames, which are two chunks here"
+    f"{NUMBERS_READ}. Left out: a sink that takes new frames unlike it (sink 3 of 6), a jump of positions at frame 50, "
+    "and the first chunk of two frames, which are two chunks here"
 )
 
 
@@ -53,7 +52,7 @@ PRESETS: dict[str, Preset] = {
             name="tiny", layers=2, dim=256, heads=2, ffn_dim=512, text_dim=64, text_tokens=32, freq_dim=64
         ),
         StreamConfig(height=64, width=96, chunk_frames=3, sink_frames=1, ring_frames=6),
-        source="for tests; it has no weights but random ones",
+        source=FOR_TESTS,
     ),
     "wan-5b-tiny": Preset(
         ModelConfig(
@@ -77,7 +76,7 @@ PRESETS: dict[str, Preset] = {
         entry="generator_ema",
         files=("self_forcing_dmd.pt",),
         source="gdhe17/Self-Forcing, checkpoints/self_forcing_dmd.pt; code guandeh17/Self-Forcing",
-        unverified=_NUMBERS,
+        unverified=NUMBERS_READ,
     ),
     "infinity-rope-1.3b": Preset(
         _wan_1_3b("infinity-rope-1.3b"),
@@ -85,7 +84,7 @@ PRESETS: dict[str, Preset] = {
         entry="generator_ema",
         source="code yesiltepe-hidir/infinity-rope (Apache-2.0), which runs Self-Forcing's weights",
         needs="--preset infinity-rope-1.3b with self_forcing_dmd.pt, or --entry generator with Causal-Forcing's",
-        unverified=f"{_NUMBERS}; its cuts, which leave three frames in the cache, are not built",
+        unverified=f"{NUMBERS_READ}; its cuts, which leave three frames in the cache, are not built",
     ),
     "causvid-1.3b": Preset(
         _wan_1_3b("causvid-1.3b"),
@@ -94,7 +93,7 @@ PRESETS: dict[str, Preset] = {
         entry="generator",
         files=("autoregressive_checkpoint/model.pt",),
         source="tianweiy/CausVid, autoregressive_checkpoint/model.pt (CC BY-NC-SA 4.0)",
-        unverified=_NUMBERS,
+        unverified=NUMBERS_READ,
     ),
     "causal-forcing-1.3b": Preset(
         _wan_1_3b("causal-forcing-1.3b"),
@@ -102,7 +101,7 @@ PRESETS: dict[str, Preset] = {
         entry="generator",
         files=("chunkwise/causal_forcing.pt",),
         source="zhuhz22/Causal-Forcing, chunkwise/causal_forcing.pt; code thu-ml/Causal-Forcing (Apache-2.0)",
-        unverified=_NUMBERS,
+        unverified=NUMBERS_READ,
     ),
     "causal-forcing-framewise-1.3b": Preset(
         _wan_1_3b("causal-forcing-framewise-1.3b"),
@@ -110,7 +109,7 @@ PRESETS: dict[str, Preset] = {
         entry="generator_ema",
         files=("framewise/causal_forcing.pt",),
         source="zhuhz22/Causal-Forcing, framewise/causal_forcing.pt; code thu-ml/Causal-Forcing (Apache-2.0)",
-        unverified=_NUMBERS,
+        unverified=NUMBERS_READ,
     ),
     "causal-forcing-pp-1.3b": Preset(
         _wan_1_3b("causal-forcing-pp-1.3b"),
@@ -119,7 +118,7 @@ PRESETS: dict[str, Preset] = {
         entry="generator_ema",
         files=("causal-forcing++/framewise-2step.pt",),
         source="zhuhz22/Causal-Forcing, causal-forcing++/framewise-2step.pt (Apache-2.0)",
-        unverified=_NUMBERS,
+        unverified=NUMBERS_READ,
     ),
     "causal-forcing-pp-1step-1.3b": Preset(
         _wan_1_3b("causal-forcing-pp-1step-1.3b"),
@@ -128,7 +127,7 @@ PRESETS: dict[str, Preset] = {
         entry="generator_ema",
         files=("causal-forcing++/framewise-1step.pt",),
         source="zhuhz22/Causal-Forcing, causal-forcing++/framewise-1step.pt (Apache-2.0)",
-        unverified=_NUMBERS,
+        unverified=NUMBERS_READ,
     ),
     "longlive-1.3b": Preset(
         _wan_1_3b("longlive-1.3b"),
@@ -138,7 +137,7 @@ PRESETS: dict[str, Preset] = {
         source="Efficient-Large-Model/LongLive-1.3B, models/longlive_base.pt; code NVlabs/LongLive v1.0 (Apache-2.0)",
         needs="--lora models/lora.pt of the same repository",
         lora="lora.pt",
-        unverified=f"{_NUMBERS}; MemFlow's files have the same keys",
+        unverified=f"{NUMBERS_READ}; MemFlow's files have the same keys",
     ),
     "memflow-1.3b": Preset(
         _wan_1_3b("memflow-1.3b"),
@@ -146,7 +145,7 @@ PRESETS: dict[str, Preset] = {
         entry="generator",
         files=("MemFlow/base.pt",),
         source="KlingTeam/MemFlow, base.pt and lora.pt (Apache-2.0)",
-        unverified=_NUMBERS,
+        unverified=NUMBERS_READ,
         missing="a bank of three frames in the cache, which attention's scores for the prompt choose from evicted ones",
     ),
     "reward-forcing-1.3b": Preset(
@@ -155,7 +154,7 @@ PRESETS: dict[str, Preset] = {
         entry="generator_ema",
         files=("rewardforcing.pt",),
         source="rewardforcing.pt, as daydreamlive/scope loads it; code JaydenLyh/Reward-Forcing (Apache-2.0)",
-        unverified=_NUMBERS,
+        unverified=NUMBERS_READ,
     ),
     "rolling-forcing-1.3b": Preset(
         _wan_1_3b("rolling-forcing-1.3b"),
@@ -164,7 +163,7 @@ PRESETS: dict[str, Preset] = {
         entry="generator_ema",
         files=("rolling_forcing_dmd.pt",),
         source="TencentARC/RollingForcing, rolling_forcing_dmd.pt; code of the same name (academic use)",
-        unverified=_NUMBERS,
+        unverified=NUMBERS_READ,
     ),
     "causal-forcing-long-1.3b": Preset(
         _wan_1_3b("causal-forcing-long-1.3b"),
@@ -173,7 +172,7 @@ PRESETS: dict[str, Preset] = {
         entry="generator_ema",
         files=("chunkwise/longvideo.pt",),
         source="zhuhz22/Causal-Forcing, chunkwise/longvideo.pt; code thu-ml/Causal-Forcing, long_video (academic use)",
-        unverified=_NUMBERS,
+        unverified=NUMBERS_READ,
     ),
     "streamdiffusion-v2-1.3b": Preset(
         _wan_1_3b("streamdiffusion-v2-1.3b"),
@@ -198,7 +197,7 @@ PRESETS: dict[str, Preset] = {
         entry="generator",
         files=("model_bf16.pt",),
         source="Efficient-Large-Model/LongLive-2.0-5B, model_bf16.pt; code NVlabs/LongLive (Apache-2.0)",
-        unverified=_NUMBERS,
+        unverified=NUMBERS_READ,
     ),
     "wan-14b": Preset(
         _wan_14b("wan-14b"),
@@ -223,6 +222,6 @@ PRESETS: dict[str, Preset] = {
         files=("krea-realtime-video-14b.safetensors",),
         source="krea/krea-realtime-video, krea-realtime-video-14b.safetensors (CC BY-NC-SA 4.0)",
         needs="--vae Wan2.1_VAE.pth, which encodes a frame of the video again before each chunk",
-        unverified=_NUMBERS,
+        unverified=NUMBERS_READ,
     ),
 }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
-from seko_export.families.video import Preset
+from seko_export.families.video import FOR_TESTS, Preset
 from seko_export.families.wan_i2v.model import WanI2vModel
 from seko_export.families.wan_layout.recognise import USUAL_STREAM
 
@@ -58,10 +58,10 @@ PRESETS: dict[str, Preset] = {
         needs="a VAE of Wan 2.1 that encodes",
         unverified=_UNVERIFIED,
     ),
-    TINY: Preset(_TINY, _TINY_STREAM, source="for tests; it has no weights but random ones"),
+    TINY: Preset(_TINY, _TINY_STREAM, source=FOR_TESTS),
     TINY_LAST: Preset(
         replace(_TINY, name=TINY_LAST, pictures=2),
         _TINY_STREAM,
-        source="for tests; it has no weights but random ones",
+        source=FOR_TESTS,
     ),
 }

@@ -10,6 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from urllib.request import urlopen
 
+from seko_runtime.cli.output import print_lines
 from seko_serve.command_line import Parser, sentence
 from seko_serve.simulation.durations import ARTIFACT, read_times
 from seko_serve.simulation.scenario import LENGTHS, Scenario, option
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"seko-serve: {error}", file=sys.stderr)
         return 3
     figures = simulate(scenario, times)
-    print(json.dumps(asdict(figures)) if chosen.json else figures.text())
+    print_lines([json.dumps(asdict(figures)) if chosen.json else figures.text()])
     return 0
 
 
