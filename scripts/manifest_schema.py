@@ -1,8 +1,8 @@
 """The JSON schemas of the manifest, one for each workload, generated from the dataclasses that the runtime reads.
 
-`python scripts/manifest_schema.py` writes the schemas into the runtime's package. A schema has types, bounds
-and required fields. Rules that compare two fields, or a field with a file, are checked by the runtime only, not by the
-schemas.
+`python scripts/manifest_schema.py` writes the schemas into the runtime's package. A schema has types, bounds, defaults,
+required fields, and what each field means. Rules that compare two fields, or a field with a file, are checked by the
+runtime only, not by the schemas.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -91,6 +91,8 @@ def _object(kind: type, definitions: dict[str, Schema]) -> Schema:
             has_default = field.default is not MISSING or field.default_factory is not MISSING
             if not has_default or Mark.REQUIRED in getattr(hint, "__metadata__", ()):
                 required.append(field.name)
+            else:
+                properties[field.name] |= _default(field)
         if kind is Call:
             for side in ("inputs", "outputs"):
                 properties[side]["items"] = {"type": "string", "pattern": f"^{REF_PATTERN.pattern}$"}
@@ -134,15 +136,24 @@ def _first_paragraph(kind: type) -> str:
 
 
 def _described(kind: type) -> dict[str, Schema]:
-    """Return the descriptions of a dataclass's fields, from the parameters in its docstring."""
-    _, _, parameters = inspect.cleandoc(kind.__doc__ or "").partition("Parameters\n----------\n")
+    """Return the descriptions of a dataclass's fields, from the parameters in its docstring and those of its bases."""
     descriptions = {}
-    for names, text in re.findall(
-        r"^([\w, ]+)(?: : .*)?\n((?:    .*\n?|\n(?=    ))+)", parameters, re.MULTILINE
-    ):
-        for name in names.split(", "):
-            descriptions[name] = {"description": " ".join(text.split())}
+    for described in filter(is_dataclass, reversed(kind.__mro__)):
+        _, _, parameters = inspect.cleandoc(described.__doc__ or "").partition("Parameters\n----------\n")
+        for names, text in re.findall(
+            r"^([\w, ]+)(?: : .*)?\n((?:    .*\n?|\n(?=    ))+)", parameters, re.MULTILINE
+        ):
+            for name in names.split(", "):
+                descriptions[name] = {"description": " ".join(text.split())}
     return descriptions
+
+
+def _default(field: Field[Any]) -> Schema:
+    """Return what a field that a manifest may leave out then is."""
+    value = field.default if field.default_factory is MISSING else field.default_factory()
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    return {"default": list(value) if isinstance(value, tuple) else value}
 
 
 if __name__ == "__main__":

@@ -33,6 +33,20 @@ def test_the_runtimes_package_holds_the_schemas_of_its_dataclasses() -> None:
         Draft202012Validator.check_schema(json.loads(schema_text(kind)))
 
 
+@pytest.mark.parametrize("kind", WORKLOADS.own)
+def test_a_schema_says_what_each_field_means(kind: str) -> None:
+    """As the pages on the format leave that to it: it has the parameters in the dataclasses' docstrings."""
+    records = json.loads(schema_file(kind).read_text(encoding="utf-8"))["$defs"]
+    fields = {
+        (name, field): told
+        for name, record in records.items()
+        for field, told in record["properties"].items()
+    }
+    assert [place for place, told in fields.items() if not told.get("description")] == []
+    left_out = {(name, field) for name, field in fields if field not in records[name]["required"]}
+    assert left_out == {place for place, told in fields.items() if "default" in told}
+
+
 def test_the_toy_that_speaks_is_as_its_schema_says() -> None:
     table = json.loads(manifest_json(speech_manifest()))
     table["weights"] = []  # its own lie in no file

@@ -83,7 +83,15 @@ _CALLS = Limit("MAX_CALLS", "calls")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, shape and dtype of one tensor."""
+    """Name, shape and dtype of one tensor.
+
+    Parameters
+    ----------
+    name, dtype : str
+        Name and dtype. Engines take their tensors by position.
+    shape : tuple of int
+        Sizes of the axes, the last axis fastest.
+    """
 
     name: Name
     shape: Shape
@@ -107,8 +115,9 @@ class Buffer(TensorSpec):
         a call. A ``state`` buffer is scratch of a call. Programs that run at the same time as calls use a ``lane``
         buffer.
     row_axis : int
-        The axis that holds the rows. Calls index the axes before the row axis, such as passes and layers. The product
-        of the sizes of these axes is the buffer's number of layers.
+        The axis that holds the rows: a multiple of ``state_rows`` long in the role ``cache`` and, in a pool,
+        ``session``. Calls index the axes before the row axis, such as passes and layers. The product of the sizes of
+        these axes is the buffer's number of layers.
     device_layers : int
         If 0, all layers are on the device. If n, the device holds n layers at a time, and the host holds all layers
         except the `resident_layers`.
@@ -149,14 +158,19 @@ class Buffer(TensorSpec):
 
 @dataclass(frozen=True)
 class InputSpec(TensorSpec):
-    """An input of the model that changes while a session runs; ``shape`` is the shape for one row.
+    """An input of the model that changes while a session runs.
 
     Parameters
     ----------
+    shape : tuple of int
+        Shape of the array of one row; of an input per ``pass`` it begins with the number of passes.
     buffer : str
-        Name of the buffer from which the programs read the input.
+        Name of the buffer from which the programs read the input. With b rows of a call, its shape is [state_rows, ...]
+        in the role ``session`` for an input per ``session`` or ``prompt``, otherwise [b, ...] per ``chunk`` and
+        [passes, b, ...] per ``pass`` in the role ``host``.
     per : str
-        How often the input may change, as a word defined by the workload.
+        How often the input may change, as a word defined by the workload: of video ``session``, ``prompt`` (the program
+        ``prompt`` then runs again), ``chunk`` or ``pass``.
     source : str
         Who supplies the input. ``host``: the runtime fills the input; the name of its buffer decides with which values.
         ``caller``: the caller of the session supplies the input.
@@ -204,9 +218,10 @@ class Weight(TensorSpec):
     Parameters
     ----------
     file : str
-        The file.
+        Path of the safetensors file.
     on_host : bool
-        Whether the tensor stays in host memory, from where each call that takes it has it copied to the device.
+        Whether the tensor stays in host memory, from where each call that takes it has it copied to the device. Whoever
+        has the memory may ignore it.
     """
 
     file: Annotated[FilePath, Mark.REQUIRED] = ""
@@ -215,7 +230,19 @@ class Weight(TensorSpec):
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine's file and signature; ``mutates`` names the inputs that the engine writes in place."""
+    """An engine's file and signature.
+
+    Parameters
+    ----------
+    name : str
+        Name by which programs call the engine.
+    file : str
+        Path of the engine's file, which is of the kind that ``backend`` says.
+    inputs, outputs : tuple of TensorSpec
+        The tensors that the engine takes and returns, in order.
+    mutates : tuple of str
+        Names of the inputs that the engine writes in place.
+    """
 
     name: Name
     file: FilePath
@@ -226,7 +253,15 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an engine in a program: a reference for each tensor of the engine's signature."""
+    """One call of an engine in a program.
+
+    Parameters
+    ----------
+    engine : str
+        Name of the engine.
+    inputs, outputs : tuple of str
+        A reference to a tensor for each tensor of the engine's signature.
+    """
 
     engine: Name
     inputs: Annotated[tuple[str, ...], _REFERENCES]
@@ -243,11 +278,13 @@ class Target:
         Kind of device and its architecture. For ``cpu``, ``arch`` is Linux's name of the architecture, such as
         ``x86_64``. For ``cuda``, ``arch`` is the compute capability ``sm_NN``, or several of them joined by hyphens.
     torch, cuda : str
-        Versions of torch and CUDA with which the engines were built.
+        Versions of torch and CUDA with which the engines were built. The installed torch must be equal up to the first
+        ``+``; CUDA must be equal on ``cuda``.
     cpu_flags : tuple of str
         CPU features that the engines' compiled host code may use.
     host_arch : str or None
-        Linux's name of the host processor's architecture, such as ``x86_64``; not checked if None.
+        Linux's name of the host processor's architecture, such as ``x86_64``, which must be equal on ``cuda``; not
+        checked if None.
     """
 
     device: Annotated[str, as_device]
@@ -284,7 +321,17 @@ class Pool:
 
 @dataclass(frozen=True)
 class KvPool:
-    """The format of the KV caches, their size, and the size that they would have in bf16."""
+    """The format of the KV caches and their size, for tools.
+
+    Parameters
+    ----------
+    scheme : str
+        What the bytes of the caches mean; see ``docs/kv-quality.md``.
+    pool_bytes, bf16_pool_bytes : int
+        Number of bytes of the caches, and the number that they would have in bf16.
+    bits_per_number : float
+        Bits that a cached number takes, with its share of the scales.
+    """
 
     scheme: Name
     pool_bytes: int
@@ -294,7 +341,15 @@ class KvPool:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """Hash and size of one file of the artifact."""
+    """Hash and size of one file of the artifact.
+
+    Parameters
+    ----------
+    sha256 : str
+        The SHA-256 in hexadecimal digits.
+    size : int
+        Number of bytes.
+    """
 
     sha256: Annotated[str, as_sha256]
     size: int
@@ -321,10 +376,48 @@ class Workload:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The manifest of an artifact; `docs/engine-format.md` describes each field.
+    """The manifest of an artifact. Each workload has a subclass of `Manifest`, whose field ``workload`` has the
+    workload's own class.
 
-    ``state_rows`` counts the rows for which buffers hold state; without a `Pool` every engine call carries all rows.
-    Each workload has a subclass of `Manifest`, whose field ``workload`` has the workload's own class.
+    Parameters
+    ----------
+    name : str
+        Name of the artifact, for people.
+    backend : str
+        What loads the engines' files.
+    target : Target
+        The kind of machine on which the artifact can be opened.
+    workload : Workload
+        The part of one kind of model.
+    state_rows : int
+        Number of rows for which buffers hold state. In a pool the last row is spare; without one every engine call
+        carries all rows.
+    buffers : tuple of Buffer
+        The tensors of a session, or of a pool.
+    weights : tuple of Weight
+        The tensors that files of the artifact hold.
+    engines : tuple of EngineSpec
+        The engines.
+    programs : mapping of str to tuple of Call
+        The calls of each program in their order, by the program's name.
+    producer, model : mapping of str to object
+        What built the artifact, and of which model; for people.
+    files : mapping of str to FileEntry
+        Size and hash of every file but ``manifest.json`` and ``manifest.sig``, by path.
+    extra : mapping of str to str
+        What the backend needs besides.
+    format_version : int
+        Version of the format.
+    pool : Pool or None
+        The pool, if the rows are separate sessions.
+    ranks : int
+        Number of processes, each with a GPU of its own, that run the artifact together.
+    inputs : tuple of InputSpec
+        What a caller or the host writes while a session runs.
+    controls : tuple of ControlSpec or None
+        What makes inputs of a person's events.
+    least_bytes : int or None
+        Number of bytes of the first rank's GPU without which the artifact cannot run, with a session or its pool.
     """
 
     name: Name

@@ -135,7 +135,18 @@ class SpeechLimits:
 
 @dataclass(frozen=True)
 class GoldenBounds:
-    """Largest errors of replayed steps that pass, relative to the largest recorded magnitude."""
+    """Largest errors of replayed steps that pass: the largest absolute difference, relative to the largest recorded
+    magnitude.
+
+    Parameters
+    ----------
+    states : float
+        Of the rows' states.
+    patches, stop_logits, samples : float
+        Of a step's results.
+    voice : float
+        Of a voice's latents.
+    """
 
     states: float
     patches: float
@@ -183,6 +194,8 @@ class SpeechWorkload(Workload):
 
     Parameters
     ----------
+    kind : str
+        ``speech``.
     positions : int
         Largest number of positions of one session: tokens of the prompt and patches together.
     places : int

@@ -27,7 +27,15 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class SpeechMarks:
-    """Token ids that separate the parts of a prompt."""
+    """Token ids that separate the parts of a prompt.
+
+    Parameters
+    ----------
+    audio_start : int
+        Between a text and its patches.
+    reference_start, reference_end : int
+        Around the patches of a reference voice.
+    """
 
     audio_start: int = 101
     reference_start: int = 103

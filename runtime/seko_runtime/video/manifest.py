@@ -51,12 +51,29 @@ def as_latent_shape(value: object, where: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Stream:
-    """Layout of the video stream that the artifact makes; ``latent_shape`` is (channels, rows, columns).
+    """Layout of the video stream that the artifact makes.
 
-    ``rings`` has the ring size of each layer group with a ring smaller than ``ring_frames``, by the group's name.
-    ``reference_frames`` is the number of frames that lie in the cache before the sink, are never evicted, and are not
-    part of the video. ``rebuilt`` is whether the context pass runs before each chunk but the first instead of after
-    each, over the latents of the last chunk, whose first frame is encoded again from the video.
+    Parameters
+    ----------
+    chunk_frames : int
+        Number of latent frames of a chunk.
+    sink_frames : int
+        Number of latent frames at the stream's start that are never evicted from the cache.
+    ring_frames : int
+        Number of slots behind the sink, which later frames reuse.
+    frame_tokens : int
+        Number of tokens of a latent frame.
+    latent_shape : tuple of int
+        Channels, rows and columns of a latent frame.
+    height, width, video_frames_per_latent, fps : int
+        Sizes of the video, for rates and previews.
+    rings : mapping of str to int
+        Ring size of each layer group with a ring smaller than ``ring_frames``, by the group's name.
+    reference_frames : int
+        Number of frames that lie in the cache before the sink, are never evicted, and are not part of the video.
+    rebuilt : bool
+        Whether the context pass runs before each chunk but the first instead of after each, over the latents of the
+        last chunk, whose first frame is encoded again from the video.
     """
 
     chunk_frames: Count
@@ -83,12 +100,26 @@ class Schedule:
     """The denoise passes of a chunk, described for people and tools. Engines read timesteps and noise levels from
     weights, not from this table.
 
-    ``shift`` is the warp of the timesteps, if any. A session with its own ``steps`` uses the same warp.
-    ``first_timesteps`` and ``first_sigmas`` are the values of a stream's first chunk, if the first chunk has passes of
-    its own. ``scaled_passes`` is the number of passes, from the first one on, whose timesteps and noise levels the
-    strength of an input video scales; 0 for an artifact that takes no video. ``chunks_at_once`` is
-    the number of chunks that a pass denoises, each at its own time; if it is above 1, ``first_timesteps`` are these
-    times, and a chunk is finished that many passes after it has begun.
+    Parameters
+    ----------
+    denoise_passes : int
+        Number of denoise passes of a chunk.
+    timesteps, sigmas : tuple of float
+        Timestep and noise level of each pass.
+    context_timestep : float
+        Timestep of the context pass.
+    sampler : str
+        Name of the sampler, for people.
+    shift : float or None
+        The warp of the timesteps, if any. A session with its own ``steps`` uses the same warp.
+    first_timesteps, first_sigmas : tuple of float
+        The values of a stream's first chunk, if the first chunk has passes of its own.
+    scaled_passes : int
+        Number of passes, from the first one on, whose timesteps and noise levels the strength of an input video scales;
+        0 for an artifact that takes no video.
+    chunks_at_once : int
+        Number of chunks that a pass denoises, each at its own time; if it is above 1, ``first_timesteps`` are these
+        times, and a chunk is finished that many passes after it has begun.
     """
 
     denoise_passes: Annotated[int, Within(1, MAX_PASSES)]
@@ -134,8 +165,17 @@ class Text:
 
 @dataclass(frozen=True)
 class Video:
-    """Size of the decoded video: video frames of the first chunk and of later chunks, height and width in pixels.
-    ``decoder`` is the name of the decoder, for people."""
+    """Size of the decoded video.
+
+    Parameters
+    ----------
+    first_frames, chunk_frames : int
+        Number of video frames of a stream's first chunk, and of every later one.
+    height, width : int
+        Size of a video frame in pixels.
+    decoder : str
+        Name of the decoder, for people.
+    """
 
     first_frames: Count
     chunk_frames: Count
@@ -146,8 +186,15 @@ class Video:
 
 @dataclass(frozen=True)
 class GoldenBound:
-    """Bounds for the errors of a replayed chunk. The bounds of ``latents`` and ``cache`` are relative, the bound of
-    ``video`` is in pixel levels of 0 to 255."""
+    """Bounds for the errors of a replayed chunk.
+
+    Parameters
+    ----------
+    latents, cache : float
+        Largest accepted relative errors of the chunk's latents, and of the cache after the chunk.
+    video : float
+        Largest accepted error of the video, in pixel levels of 0 to 255.
+    """
 
     latents: float
     cache: Annotated[float, Mark.REQUIRED] = 0.0
@@ -159,12 +206,32 @@ class Golden:
     """Recorded chunks with which a replay is compared: tensors ``latents.{chunk}``, optionally ``exact.{chunk}``, and
     their text input.
 
-    With ``cache_step`` there are also tensors ``cache.{buffer}.{chunk}``: every ``cache_step``-th entry of the row
-    axis of each cache buffer, after the chunk. With ``video_step`` there are also tensors ``video.{chunk}``, uint8:
-    every ``video_step``-th pixel of the chunk's frames in both directions. ``bounds`` has one entry for each chunk;
-    without ``bounds``, ``tolerance`` bounds the latents of all chunks. ``prompt`` is the sentence that was encoded, if
-    known; ``reference`` names the tensor with the latents of the reference frames, if there are any. The caller's
-    inputs are tensors ``input.{name}.{chunk}`` if they are per chunk or pass, otherwise ``input.{name}``.
+    The caller's inputs are tensors ``input.{name}.{chunk}`` if they are per chunk or pass, otherwise ``input.{name}``.
+
+    Parameters
+    ----------
+    file : str
+        Path of the safetensors file.
+    seeds : tuple of int
+        Seed of each row of a call.
+    chunks : tuple of int
+        Numbers of the recorded chunks, ascending.
+    tolerance : float
+        Largest relative error of the latents of all chunks, if there are no ``bounds``.
+    text : str or None
+        Name of the tensor with the text embeddings.
+    cache_step : int
+        If not 0, there are tensors ``cache.{buffer}.{chunk}``: every ``cache_step``-th entry of the row axis of each
+        cache buffer, after the chunk.
+    video_step : int
+        If not 0, there are tensors ``video.{chunk}``, uint8: every ``video_step``-th pixel of the chunk's frames in
+        both directions.
+    prompt : str or None
+        The sentence that was encoded, if known.
+    bounds : tuple of GoldenBound
+        One entry for each of ``chunks``, or none.
+    reference : str or None
+        Name of the tensor with the latents of the reference frames, if there are any.
     """
 
     file: FilePath
@@ -185,7 +252,15 @@ class Golden:
 
 @dataclass(frozen=True)
 class ViewerPicture:
-    """A picture that comes with the artifact, to begin a video with. ``caption`` says what it shows."""
+    """A picture that comes with the artifact, to begin a video with.
+
+    Parameters
+    ----------
+    file : str
+        Path of the picture, PNG or JPEG.
+    caption : str
+        What the picture shows.
+    """
 
     file: FilePath
     caption: str = ""
@@ -195,8 +270,14 @@ class ViewerPicture:
 class Viewer:
     """What a person who meets the model is shown, in the words of its maker.
 
-    ``help`` is a sentence on what the model does; ``prompts`` are sentences that it knows, and ``pictures`` are
-    pictures to begin with. The first prompt and the first picture belong together and are the default.
+    Parameters
+    ----------
+    help : str
+        A sentence on what the model does.
+    prompts : tuple of str
+        Sentences that the model knows; the first one is the default.
+    pictures : tuple of ViewerPicture
+        Pictures to begin with; the first one is the default and belongs to the first prompt.
     """
 
     help: str = ""
@@ -206,7 +287,29 @@ class Viewer:
 
 @dataclass(frozen=True)
 class VideoWorkload(Workload):
-    """The video workload's part of a manifest. ``output`` names the buffer with a chunk's latents."""
+    """The video workload's part of a manifest.
+
+    Parameters
+    ----------
+    kind : str
+        ``video``.
+    stream : Stream
+        Layout of the stream.
+    kv : KvPool
+        Format and size of the KV caches.
+    schedule : Schedule
+        The denoise passes of a chunk.
+    output : str
+        Name of the ``state`` buffer with a finished chunk's latents, float32 [rows, channels, frames, height, width].
+    golden : Golden or None
+        The recorded chunks with which `verify` compares; None if nothing was recorded.
+    text : Text or None
+        The tokenizer, exactly if there is a program ``text``.
+    video : Video or None
+        Size of the decoded video, exactly if there is a program ``decode``.
+    viewer : Viewer or None
+        What a person is shown.
+    """
 
     kind: Annotated[str, OneOf((KIND,), complaint=UNKNOWN_WORD)]
     stream: Stream
