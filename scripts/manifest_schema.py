@@ -81,7 +81,7 @@ def schema_text(kind: type[Manifest]) -> str:
 def _object(kind: type, definitions: dict[str, Schema]) -> Schema:
     """Add the schema of a dataclass to the definitions, and return a reference to it."""
     if kind.__name__ not in definitions:
-        definition: Schema = {"type": "object", "description": _first_paragraph(kind)}
+        definition: Schema = {"type": "object", "description": _told(kind)}
         definitions[kind.__name__] = definition
         hints, described = get_type_hints(kind, include_extras=True), _described(kind)
         properties, required = {}, []
@@ -131,8 +131,9 @@ def _value(hint: Any, definitions: dict[str, Schema]) -> Schema:
     return schema | ({"maxProperties": limits[0]} if limits else {})
 
 
-def _first_paragraph(kind: type) -> str:
-    return " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split())
+def _told(kind: type) -> str:
+    """Return a dataclass's docstring without the parameters."""
+    return " ".join(inspect.cleandoc(kind.__doc__ or "").partition("Parameters\n----------\n")[0].split())
 
 
 def _described(kind: type) -> dict[str, Schema]:
