@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -487,18 +486,6 @@ def test_nonsense_of_its_own_is_refused(options, words, invoke):
     result = invoke("plan", "--preset", "tiny", *options)
     assert (result.exit_code, result.stdout) == (2, "")
     assert words in result.stderr
-
-
-# -- the page --------------------------------------------------------------------------------------------------
-
-
-def test_the_page_shows_what_the_command_prints(invoke):
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^    \$ seko-export (plan .*)\n((?:(?:    (?!\$ ).*)?\n)*)", page, re.MULTILINE)
-    assert len(shown) == 1
-    for command, block in shown:
-        printed = invoke(*shlex.split(command)).stdout
-        assert [line[4:] for line in block.rstrip().splitlines()] == printed.splitlines()
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------
