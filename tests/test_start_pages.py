@@ -1,5 +1,5 @@
 """The pages of docs/start/: what they download is laid out at random and tiny, and their commands find it; what they
-predict is computed; what they say goes wrong does."""
+plan fits; what they say goes wrong does."""
 
 from __future__ import annotations
 
@@ -39,19 +39,16 @@ from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.video.media import open_media
-from seko_export.video.plan import predict
 from seko_runtime.cli.commands import main as seko_run
 from seko_runtime.cli.parser import SUMMARIES, parse, parsers
 from seko_serve.cli import parser as serve_parser
 from tests.export.media_files import TEXT, write_tokenizer
-from tests.support.tiers import first_is_fast
 from tests.support.uncompiled import programs_as_they_are
 from tests.test_real_models import SMALL, VAE_2_1, save_pth
 
 ROOT = Path(__file__).parents[1]
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/start").glob("*.md"))}
 PROGRAMS = Path(sysconfig.get_path("scripts"))
-GPUS = ("h200", "l40s", "rtx4090")
 LORA_RANK = 4
 CAMERA = replace(presets()["lingbot-tiny"].model, dim=256, heads=2, text_dim=TEXT.dim, text_tokens=12)
 # Of no preset's sizes, so that all which the file does not tell is taken from the published model.
@@ -236,31 +233,10 @@ def test_what_is_inspected_and_built_is_there(page: str) -> None:
     assert (resolved.media.tokenizer is None) == (page == "matrix-game")
 
 
-def expected_line(plan: list[str], gpu: str) -> str:
-    """A line of a page's table of bytes and seconds."""
-    asked = [*plan, "--json"]
-    asked[asked.index("--gpu") + 1] = gpu
-    said = json.loads(run(asked))
-    if "bytes" in said:  # of speech
-        weights, steps = said["bytes"]["weights"], [f"{step['ms']:.1f}" for step in said["steps"]]
-        needed = sum(said["bytes"][part] for part in ("weights", "caches", "other buffers"))
-    else:
-        weights, needed = sum(said["weight_bytes"].values()), said["peak_bytes"]
-        steps = [f"{said['chunk_s']:.2f}", f"{said['real_time_factor']:.2f}"]
-    if not said["fits"]:
-        steps = ["does not fit", ""]
-    return f"| `{gpu}` | {weights / 1e9:.1f} | {needed / 1e9:.1f} | {' | '.join(steps)} |"
-
-
-@pytest.mark.parametrize("gpu", first_is_fast(GPUS))
 @pytest.mark.parametrize("name", PAGES)
-def test_bytes_and_seconds_are_those_of_plan(name: str, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the search for options with which it would fit, of which the table says nothing."""
-    monkeypatch.setattr(predict, "what_fits", lambda *_: [])
+def test_what_is_planned_fits(name: str) -> None:
     (plan,) = lines_of(name, "seko-export plan")
-    (table,) = re.findall(r"^\|---.*\n((?:\|.*\n)*)", PAGES[name], re.MULTILINE)
-    lines, wanted = dict(zip(GPUS, table.splitlines(), strict=True)), expected_line(plan, gpu)
-    assert lines[gpu] == wanted, f"docs/start/{name}.md should say:\n{wanted}"
+    assert json.loads(run([*plan, "--json"]))["fits"]
 
 
 def break_files(page: str, command: list[str]) -> None:
