@@ -16,6 +16,7 @@ from seko_runtime.format import manifest
 from seko_runtime.format.safetensors_map import DTYPE_NAMES
 from seko_runtime.video import contract
 from seko_runtime.video.contract import DECODE_PROGRAMS, ENCODER_PROGRAMS
+from seko_runtime.video.ring import Ring
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "engine-format.md").read_text(encoding="utf-8")
@@ -31,6 +32,15 @@ def test_the_page_is_of_the_format_that_is_read() -> None:
 def test_the_page_leaves_the_fields_to_the_schema() -> None:
     """Whose test demands a meaning of each."""
     assert "`seko_runtime/video/manifest.schema.json`" in PAGE
+
+
+def test_the_rings_table_is_the_rings() -> None:
+    ring = Ring(sink_frames=1, ring_frames=6, chunk_frames=3)
+    for chunk, frames, slots, valid in only(tables(PAGE, "chunk")):
+        first = 3 * int(chunk)
+        assert frames.split() == [str(first + offset) for offset in range(3)]
+        assert slots.split() == [str(slot) for slot in ring.write_slots(first)]
+        assert int(valid) == ring.valid_frames(first)
 
 
 def test_dtypes_roles_and_backends() -> None:
