@@ -10,22 +10,16 @@ from pathlib import Path
 import pytest
 
 from scripts.sbom import wheel_metadata
-from tests.support.lone_runtime import build_wheel
+from tests.support.lone_runtime import build_wheel, wheel_once
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def wheels(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("wheels")
-    return [wheel, *(build_wheel(name, folder) for name in ("kernels", "seko_export"))]
-
-
-def test_every_wheel_brings_its_license_and_says_what_it_is(wheels):
+def test_every_wheel_brings_its_license_and_says_what_it_is(tmp_path_factory):
     """Links within the text would lead nowhere on another machine, so there are none."""
-    for path in wheels:
+    for path in (wheel_once(tmp_path_factory, name) for name in ("runtime", "kernels", "seko_export")):
         with zipfile.ZipFile(path) as opened:
             (license_file,) = [name for name in opened.namelist() if name.endswith("/licenses/LICENSE")]
             assert opened.read(license_file) == (ROOT / "LICENSE").read_bytes()
@@ -39,13 +33,7 @@ def test_every_wheel_brings_its_license_and_says_what_it_is(wheels):
         assert re.findall(r"\]\((?!https?:)[^)]*\)", text) == []
 
 
-def test_two_builds_of_a_wheel_are_equal(tmp_path, monkeypatch):
-    monkeypatch.setenv(
-        "SOURCE_DATE_EPOCH", "1700000000"
-    )  # as scripts/wheels.sh sets it, to the commit's time
-    made = []
-    for folder in (tmp_path / "first", tmp_path / "second"):
-        folder.mkdir()
-        made.append(build_wheel("kernels", folder).read_bytes())
-        time.sleep(2.1)  # a zip's times are of two seconds
-    assert made[0] == made[1]
+def test_two_builds_of_a_wheel_are_equal(tmp_path, tmp_path_factory):
+    first = wheel_once(tmp_path_factory, "kernels")
+    time.sleep(2.1)  # a zip's times are of two seconds
+    assert build_wheel("kernels", tmp_path).read_bytes() == first.read_bytes()

@@ -19,17 +19,26 @@ from tests.serve.processes import free_port
 from tests.support.lone_runtime import (
     LINKED,
     build_project,
-    build_wheel,
     install_into,
     make_venv,
     outside_environment,
+    wheel_once,
 )
 from tests.support.manifest_schema import check_manifest
+from tests.support.uncompiled import UNCOMPILED
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"
 WEATHER = Path(__file__).parent / "weather"
 SERVING = ("av", "pillow", "starlette", "uvicorn", "websockets", "prometheus_client")
+# The command `seko-export`, whose builds make no compiler's cache.
+UNCACHED = """
+from functools import partial
+import seko_export
+from seko_export.cli import main
+seko_export.build = partial(seko_export.build, compiler_cache=False)
+main()
+"""
 
 
 def blocks(language: str) -> list[str]:
@@ -53,21 +62,30 @@ def test_what_the_page_shows_stands_in_the_example() -> None:
 
 
 @pytest.mark.slow
-def test_it_is_installed_built_run_and_served(tmp_path: Path) -> None:
-    """Outside the repository: the three wheels alone build and run it, and with the server's it is served."""
-    wheels = [build_wheel(name, tmp_path) for name in ("runtime", "kernels", "seko_export")]
+def test_it_is_installed_built_run_and_served(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Outside the repository: the three wheels alone build and run it, and with the server's it is served.
+
+    Its engines are programs of which nothing is compiled.
+    """
+    wheels = [wheel_once(tmp_path_factory, name) for name in ("runtime", "kernels", "seko_export")]
     shutil.copytree(WEATHER, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__"))
     make_venv(
         tmp_path / "venv", *wheels, build_project(tmp_path / "project", tmp_path), linked=(*LINKED, "ftfy")
     )
     programs = tmp_path / "venv/bin"
-    environment = outside_environment() | {"HOME": str(tmp_path)}
+    environment = outside_environment() | {"HOME": str(tmp_path), UNCOMPILED: "1"}
     said = {}
     *ran, serve = commands()
     for command in ran:
         name, *words = shlex.split(command.replace("SAMPLE", str(ROOT / "seko_export" / "sample")))
+        program = [programs / name]
+        if words[0] == "build":
+            program = [programs / "python", "-c", UNCACHED]
+            words += ["--backend", "compile"]
         done = subprocess.run(
-            [programs / name, *words],
+            [*program, *words],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
@@ -82,7 +100,7 @@ def test_it_is_installed_built_run_and_served(tmp_path: Path) -> None:
     east, west = (np.load(tmp_path / f"{way}.npy").astype(int) for way in ("east", "west"))
     assert east.shape == west.shape
     assert abs(east - west).max() > 0
-    install_into(tmp_path / "venv", build_wheel("serve", tmp_path), linked=SERVING)
+    install_into(tmp_path / "venv", wheel_once(tmp_path_factory, "serve"), linked=SERVING)
     _serve(programs, serve, tmp_path, environment)
 
 

@@ -20,11 +20,13 @@ ROOT = Path(__file__).parents[2]
 # What the three distributions require, and triton, which torch's CPU build does not.
 LINKED = ("torch", "numpy", "triton", "safetensors", "click", "rich", "tokenizers")
 
+BUILT_AT = "1700000000"  # the time that archives give their files
+
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runtime's wheel, built from a copy, so that the build leaves nothing in the tree."""
-    return next(made_once(tmp_path_factory, "wheel", make_wheel).glob("seko_runtime-*.whl"))
+    """The runtime's wheel."""
+    return wheel_once(tmp_path_factory, "runtime")
 
 
 @pytest.fixture(scope="session")
@@ -37,14 +39,15 @@ def lone_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "lone", lambda folder: make_venv(folder, wheel)) / "bin/python"
 
 
-def make_wheel(folder: Path) -> None:
-    """Build the runtime's wheel in a new folder."""
-    build_wheel("runtime", folder)
+def wheel_once(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """Return what `build_wheel` makes of a name, made by the first process of this run that asks."""
+    folder = made_once(tmp_path_factory, f"wheel-{name}", lambda folder: build_wheel(name, folder))
+    return next(folder.glob("*.whl"))
 
 
 def build_wheel(name: str, folder: Path) -> Path:
     """Build the wheel of ``runtime``, ``kernels``, ``serve`` or ``seko_export`` in a folder, from a copy of its
-    project."""
+    project, so that the build leaves nothing in the tree."""
     unbuilt = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
     project = folder / f"{name}-project"
     if name == "seko_export":
@@ -58,10 +61,11 @@ def build_wheel(name: str, folder: Path) -> Path:
 
 
 def build_project(project: Path, folder: Path) -> Path:
-    """Build the wheel of a project in a folder; the project's own folder is written to."""
+    """Build the wheel of a project in a folder, as scripts/wheels.sh does; the project's own folder is written to."""
     before = {*folder.glob("*.whl")}
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-q"]
-    subprocess.run([*pip, "-w", folder, project], check=True)
+    environment = os.environ | {"SOURCE_DATE_EPOCH": BUILT_AT}
+    subprocess.run([*pip, "-w", folder, project], check=True, env=environment)
     (wheel,) = {*folder.glob("*.whl")} - before
     return wheel
 
