@@ -58,7 +58,7 @@ print(json.dumps({
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # as `fp4`, which is built after it, or not at all
 def image() -> Iterator[Image]:
     """The folder of its files, and what it says of itself in Docker's words."""
     store = os.environ.get("SEKO_IMAGES")
