@@ -12,10 +12,15 @@ CHROMIUM, GPU = "needs Chromium: chromium-headless-shell", "needs a CUDA device"
 
 
 @pytest.mark.parametrize(
-    ("reason", "ci", "failed"),
-    [(CHROMIUM, "true", 1), (CHROMIUM, "", 0), (GPU, "true", 0), ("could not import 'av'", "true", 1)],
+    ("reason", "ci", "failed", "whole_file"),
+    [
+        (CHROMIUM, "true", 1, False),
+        (CHROMIUM, "", 0, False),
+        (GPU, "true", 0, False),
+        (GPU, "true", 0, True),
+        ("could not import 'av'", "true", 1, True),
+    ],
 )
-@pytest.mark.parametrize("whole_file", [False, True])
 def test_in_ci_what_can_be_installed_is_there(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,

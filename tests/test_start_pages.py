@@ -8,8 +8,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sysconfig
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
@@ -48,7 +46,6 @@ from tests.test_real_models import SMALL, VAE_2_1, save_pth
 
 ROOT = Path(__file__).parents[1]
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/start").glob("*.md"))}
-PROGRAMS = Path(sysconfig.get_path("scripts"))
 LORA_RANK = 4
 CAMERA = replace(presets()["lingbot-tiny"].model, dim=256, heads=2, text_dim=TEXT.dim, text_tokens=12)
 # Of no preset's sizes, so that all which the file does not tell is taken from the published model.
@@ -182,11 +179,8 @@ def test_each_line_is_a_command_whose_options_exist(name: str) -> None:
     assert len(made) == 1
     for line in lines_of(name):
         match line:
-            case ["hf", "download", *arguments]:
-                shown = subprocess.run(
-                    [PROGRAMS / "hf", "download", "--help"], capture_output=True, text=True
-                )
-                assert all(word in shown.stdout for word in arguments if word.startswith("--"))
+            case ["hf", "download", *_]:
+                pass  # tests/test_readme_commands.py
             case ["seko-export", "verify", *_]:
                 assert str(parsed(line)["artifact"]) in made
             case ["seko-export", *_]:
