@@ -43,11 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kind", action="append", choices=KINDS, help="leave out the cases of other kinds")
     parser.add_argument("--corpus", action="store_true", help="run the named cases")
     parser.add_argument("--named", action="append", metavar="NAME", help="run one named case")
+    parser.add_argument("--sample", type=Path, metavar="FOLDER", help="the small artifact; else it is built")
     parser.add_argument("--verbose", action="store_true", help="tell how each case ended")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="seko-fuzz-") as room:
-        bases = make_bases(Path(room, "bases"))
+        bases = make_bases(Path(room, "bases"), options.sample)
         check_sight(bases, Path(room, "sight"))
         gc.collect()
         gc.freeze()  # a child's collector then leaves the parent's pages alone

@@ -93,11 +93,14 @@ class DoubleBackend(EagerBackend):
         return {name: engine for name, engine in known.items() if engine is not None}
 
 
-def make_bases(room: Path) -> Bases:
-    """Make everything in a new folder, and let `open_artifact` load engines that are plain callables from now on."""
+def make_bases(room: Path, sample: Path | None = None) -> Bases:
+    """Make everything in a new folder, and let `open_artifact` load engines that are plain callables from now on.
+
+    ``sample`` is the smallest real artifact where it is built already.
+    """
     room.mkdir()
     bases = Bases(room)
-    bases.artifacts["sample"] = _sample(room / "sample")
+    bases.artifacts["sample"] = _sample(room / "sample", sample)
     seko_runtime.opening.artifact.open_backend = lambda *_: DoubleBackend()  # type: ignore
     whole, whole_engines = toy_whole.whole_manifest(golden=toy_whole.GOLDEN), toy_whole.eager_engines()
     artifacts: dict[str, tuple[VideoManifest, Callables, dict[str, torch.Tensor]]] = {
@@ -232,9 +235,12 @@ def _with_references() -> VideoManifest:
     return toy.changed(base, stream=stream, buffers=buffers, golden=golden)
 
 
-def _sample(folder: Path) -> Base:
+def _sample(folder: Path, built: Path | None) -> Base:
     """The smallest real artifact, whose graphs run without being compiled."""
-    build_small_artifact(folder)
+    if built is None:
+        build_small_artifact(folder)
+    else:
+        shutil.copytree(built, folder)
     for spec in parse_video_manifest((folder / MANIFEST_FILE).read_bytes()).engines:
         content = (folder / spec.file).read_bytes()
         DoubleBackend.engines[_sha256(content)] = _eager(content)
