@@ -70,25 +70,24 @@ _EXPRESSIONS = (
 
 
 @given(_EXPRESSIONS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_pattern_means_what_it_means_in_peft(pattern: str) -> None:
     assert matches(pattern) == in_peft(pattern)
 
 
 @pytest.mark.parametrize("field", ["alpha_pattern", "rank_pattern"])
-@pytest.mark.parametrize(
-    "pattern", [".*.*.*.*X", ".*" * 12 + "X", "(.|.)" * 20 + "X", ".?" * 24 + "X", "(.|.)*X"]
-)
-def test_no_pattern_takes_long(field: str, pattern: str) -> None:
+def test_no_pattern_takes_long(field: str) -> None:
     """In a process of its own, as Python's `re` would not end."""
+    patterns = (".*.*.*.*X", ".*" * 12 + "X", "(.|.)" * 20 + "X", ".?" * 24 + "X", "(.|.)*X")
     code = (
         "import sys; from seko_export.checkpoints.lora_config import lora_config\n"
-        "config = lora_config({'lora_alpha': 4, 'r': 4, sys.argv[1]: {sys.argv[2]: 8}}, {})\n"
-        "for layer in range(400):\n"
-        "    name = f'base_model.model.blocks.{layer}.' + 'self_attn.' * 9 + 'q'\n"
-        "    assert (config.alpha_of(name), config.rank_of(name)) == (4, 4)"
+        "for pattern in sys.argv[2:]:\n"
+        "    config = lora_config({'lora_alpha': 4, 'r': 4, sys.argv[1]: {pattern: 8}}, {})\n"
+        "    for layer in range(400):\n"
+        "        name = f'base_model.model.blocks.{layer}.' + 'self_attn.' * 9 + 'q'\n"
+        "        assert (config.alpha_of(name), config.rank_of(name)) == (4, 4)"
     )
-    subprocess.run([sys.executable, "-c", code, field, pattern], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, field, *patterns], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(

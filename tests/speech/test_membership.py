@@ -205,7 +205,7 @@ def test_whatever_moves_a_session_it_says_what_it_says_alone() -> None:
 
 @pytest.mark.slow
 def test_whatever_moves_a_session_it_says_what_it_says_alone_at_length() -> None:
-    run_stories(examples=100, steps=50)
+    run_stories(examples=40, steps=50)
 
 
 @settings(max_examples=60)
