@@ -90,11 +90,26 @@ def world(monkeypatch: pytest.MonkeyPatch) -> order_watch.World:
     return order_watch.made_world(monkeypatch)
 
 
+@pytest.fixture(scope="session")
+def built_whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole toy's artifact, with stand-ins for engines; not to be changed."""
+    folder = tmp_path_factory.mktemp("artifacts") / "whole"
+    return write_whole(folder, toy_whole.whole_manifest(golden=toy_whole.GOLDEN))
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `built_whole`, of a backend for which nothing compares torch's version, and so imports it: for processes that
+    then start in a fraction of the time."""
+    folder = tmp_path_factory.mktemp("artifacts") / "whole"
+    return write_whole(folder, toy_whole.whole_manifest(golden=toy_whole.GOLDEN, backend="onnx"))
+
+
 @pytest.fixture
-def whole_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The whole toy's artifact, opened without native code."""
+def whole_folder(built_whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the whole toy's artifact, opened without native code."""
     monkeypatch.setattr("seko_runtime.opening.artifact.open_backend", lambda *_: EagerBackend())
-    return write_whole(tmp_path / "whole", toy_whole.whole_manifest(golden=toy_whole.GOLDEN))
+    return shutil.copytree(built_whole, tmp_path / "whole")
 
 
 @pytest.fixture

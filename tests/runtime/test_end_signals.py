@@ -22,7 +22,6 @@ from seko_runtime.host.end_signals import AskedToEnd, until_ended
 from tests.support.tiers import first_is_fast
 
 from . import toy_whole
-from .eager_backend import write_whole
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120
@@ -30,7 +29,8 @@ PROGRESS = r"(opening .*: \d+ s|\d+ frames .* chunk \d+ of 1000000)"  # a line e
 SAID = "error: interrupted; nothing was left behind\n"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# The command line with the toy's engines. It sends itself a signal when it comes to a moment, if one is named.
+# The command line with engines that do nothing, which saves the seconds in which torch is imported. It sends itself a
+# signal when it comes to a moment, if one is named.
 COMMAND = """
 import os, runpy, signal, sys
 number, moment = int(sys.argv[1]), sys.argv[2]
@@ -47,12 +47,12 @@ def hook(event, arguments):
 sys.addaudithook(hook)
 if not moment.startswith(("import", "open")):
     import seko_runtime.opening.artifact, seko_runtime.video.lockstep
-    from tests.runtime.eager_backend import EagerBackend
+    from tests.runtime.idle_backend import IdleBackend
 
     def opened(*_):
         if moment == "engines":
             strike()
-        return EagerBackend()
+        return IdleBackend()
 
     seko_runtime.opening.artifact.open_backend = opened
     run_chunk, chunks = seko_runtime.video.lockstep.Lockstep.run_chunk, []
@@ -66,12 +66,6 @@ if not moment.startswith(("import", "open")):
     seko_runtime.video.lockstep.Lockstep.run_chunk = chunk_run
 runpy.run_module("seko_runtime", run_name="__main__", alter_sys=True)
 """
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    manifest = toy_whole.whole_manifest(golden=toy_whole.GOLDEN)
-    return write_whole(tmp_path_factory.mktemp("made") / "whole", manifest)
 
 
 @pytest.fixture
@@ -161,10 +155,10 @@ def frames_of(path: Path) -> int:
         2,
     ),
 )
-def test_a_signal_at_any_moment_ends_any_command(whole, tmp_path, number, moment, command):
+def test_a_signal_at_any_moment_ends_any_command(whole, built_whole, tmp_path, number, moment, command):
     goal = tmp_path / "out"
     options = {"info": [], "verify": [], "unpack": ["-o", goal], "run": ["-o", goal.with_suffix(".npy")]}
-    source = whole
+    source = built_whole if "torch" in moment else whole
     if command == "unpack":
         source = tmp_path.parent / f"{tmp_path.name}.tar"
         pack_artifact(whole, source)

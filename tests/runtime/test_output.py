@@ -27,7 +27,6 @@ from seko_runtime.video.manifest import Stream, Video
 from tests.support.tiers import first_is_fast
 
 from .test_end_signals import PATIENCE_S, started
-from .test_end_signals import whole as whole  # a fixture
 from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, HEIGHT, WIDTH
 
 Said = pytest.CaptureFixture[str]

@@ -6,17 +6,18 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("cryptography", reason="the library cryptography is not installed: nothing can be signed")
 
 from seko_export.artifact.packing import pack_artifact
 from seko_export.artifact.signing import make_key, sign_artifact
+from seko_export.cli import main as seko_export
 from seko_export.errors import MachineError
 from seko_runtime import errors
 from seko_runtime.backends.aoti import AotiBackend
@@ -25,8 +26,7 @@ from seko_runtime.format.trust import read_signatures, read_trust, signed_bytes
 from seko_runtime.format.unpacking import unpack_artifact
 from seko_runtime.opening.artifact import check_artifact, open_artifact, read_manifest
 
-from . import toy_whole
-from .eager_backend import EagerBackend, write_whole
+from .eager_backend import EagerBackend
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +38,10 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(scope="module")
-def unsigned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_whole(
-        tmp_path_factory.mktemp("made") / "whole", toy_whole.whole_manifest(golden=toy_whole.GOLDEN)
-    )
-
-
 @pytest.fixture
-def folder(unsigned: Path, tmp_path: Path) -> Path:
+def folder(built_whole: Path, tmp_path: Path) -> Path:
     """A copy, to be signed and damaged."""
-    return shutil.copytree(unsigned, tmp_path / "whole")
+    return shutil.copytree(built_whole, tmp_path / "whole")
 
 
 @pytest.fixture(autouse=True)
@@ -395,8 +388,8 @@ def test_signing_drops_what_is_not_of_this_manifest_and_says_so(folder, keys):
     assert sign_artifact(folder, keys / "ours").dropped == ()
     sign_artifact(folder, keys / "theirs")
     path.write_bytes(path.read_bytes() + b"\n")
-    command = [sys.executable, "-m", "seko_export", "sign", folder, "--key", keys / "ours"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = CliRunner().invoke(seko_export, ["sign", str(folder), "--key", str(keys / "ours")])
+    assert done.exit_code == 0
     assert done.stderr == f"dropped the signature of {theirs}: it is not of this manifest\n"
 
 
@@ -421,14 +414,10 @@ def test_the_signature_is_what_the_page_says(folder, keys):
 
 
 def test_the_commands(folder, tmp_path):
-    command = [sys.executable, "-m", "seko_export"]
-    subprocess.run([*command, "keygen", "-o", tmp_path / "k", "--json"], check=True, capture_output=True)
-    done = subprocess.run(
-        [*command, "sign", folder, "--key", tmp_path / "k", "--json"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    key = str(tmp_path / "k")
+    assert CliRunner().invoke(seko_export, ["keygen", "-o", key, "--json"]).exit_code == 0
+    done = CliRunner().invoke(seko_export, ["sign", str(folder), "--key", key, "--json"])
+    assert done.exit_code == 0
     report = json.loads(done.stdout.splitlines()[-1])
     assert list(read_trust(tmp_path / "k.pub").keys) == [report["key"]]
     assert main(["info", str(folder), "--trust", str(tmp_path / "k.pub")]) == 0

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Callable
@@ -17,11 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.artifact.packing import pack_artifact
+from seko_export.cli import main as seko_export
 from seko_export.errors import UsageError as ExportUsageError
 from seko_runtime import errors
 from seko_runtime.cli.commands import main
@@ -30,18 +31,15 @@ from seko_runtime.format.tar_format import BLOCK_BYTES, END, member_bytes, membe
 from seko_runtime.format.unpacking import unpack_artifact
 from seko_runtime.video.manifest import parse_video_manifest
 
-from . import toy, toy_whole
-from .eager_backend import write_whole
+from . import toy
 
 Members = list[tuple[bytes, bytes]]  # a header as it lies in the tar, and the content
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(built_whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact that checks, with stand-ins for engines and names that need a pax header; not to be changed."""
-    artifact = write_whole(
-        tmp_path_factory.mktemp("made") / "whole", toy_whole.whole_manifest(golden=toy_whole.GOLDEN)
-    )
+    artifact = shutil.copytree(built_whole, tmp_path_factory.mktemp("made") / "whole")
     for name in ("more/" + "x" * 130, "more/ä", "more/empty"):
         (artifact / name).parent.mkdir(exist_ok=True)
         (artifact / name).write_bytes(b"" if name.endswith("empty") else b"content of " + name.encode())
@@ -455,7 +453,7 @@ def test_a_mutated_tar_is_refused_or_is_the_one_tar_of_another_manifest(packed, 
 
 
 def test_the_commands(folder, packed, tmp_path, capsys):
-    """The runtime's own, in this process, and the exporter's pair."""
+    """The runtime's own and the exporter's pair."""
     (tmp_path / "a.tar").write_bytes(packed)
     assert main(["unpack", str(tmp_path / "a.tar"), "-o", str(tmp_path / "one"), "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -468,16 +466,17 @@ def test_the_commands(folder, packed, tmp_path, capsys):
     assert content_of(tmp_path / "one") == content_of(folder)
     (tmp_path / "a.tar").write_bytes(packed[:-1])
     assert main(["unpack", str(tmp_path / "a.tar"), "-o", str(tmp_path / "two")]) == 4
-    command = [sys.executable, "-m", "seko_export"]
-    packing = subprocess.run(
-        [*command, "pack", tmp_path / "one", "-o", tmp_path / "b.tar", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(packing.stdout.splitlines()[-1])["digest"] == report["digest"]
+
+    def exported(*words: str) -> str:
+        done = CliRunner().invoke(seko_export, words)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    one, two, b = (str(tmp_path / name) for name in ("one", "two", "b.tar"))
+    packing = exported("pack", one, "-o", b, "--json")
+    assert json.loads(packing.splitlines()[-1])["digest"] == report["digest"]
     assert (tmp_path / "b.tar").read_bytes() == packed
-    subprocess.run([*command, "unpack", tmp_path / "b.tar", "-o", tmp_path / "two"], check=True)
+    exported("unpack", b, "-o", two)
     (tmp_path / "two" / "manifest.json").write_text("{}")
-    subprocess.run([*command, "unpack", tmp_path / "b.tar", "-o", tmp_path / "two", "--force"], check=True)
+    exported("unpack", b, "-o", two, "--force")
     assert content_of(tmp_path / "two") == content_of(folder)
