@@ -1,6 +1,6 @@
 """Kill and fail whatever writes whole files and folders at every change of the file system; look at what is left.
 
-    python -m scripts.crash_test [--only NAME] [--step N] [--place FOLDER]
+    python -m scripts.crash_test [--only NAME] [--step N] [--place FOLDER] [--artifact FOLDER]
 
 Each run is a child process whose n-th call fails (`failing_os`), for n = 1, 2, ... until it comes to its end: killed,
 with ENOSPC and with EIO. After each, the old one or the new one is there, whole; the next use succeeds and leaves
@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -40,9 +41,15 @@ from seko_runtime.sessions.row_state import RowState
 from seko_runtime.sessions.snapshot import Snapshot
 from seko_runtime.video.clocks import RowClock
 from seko_runtime.video.row_numbers import RowNumbers
-from tests.support.small_artifact import build_small_artifact
 
 MAX_CALLS = 2000  # of one run; more means that it does not end
+# In a process of its own, which imports torch.
+BUILD = """
+import sys
+from pathlib import Path
+from tests.support.small_artifact import build_small_artifact
+build_small_artifact(Path(sys.argv[1]))
+"""
 REMOVING = frozenset({"open", "unlink", "remove", "rmdir", "listdir", "scandir", "close", "flock"})
 
 Content = dict[str, bytes] | bytes | None
@@ -256,11 +263,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--step", type=int, default=1, metavar="N", help="fail at every N-th call only; kill at all"
     )
+    parser.add_argument(
+        "--artifact",
+        type=Path,
+        metavar="FOLDER",
+        help="what is packed and unpacked; else a small one is built",
+    )
     options = parser.parse_args(arguments)
     outcomes: dict[str, Results] = {}
     with tempfile.TemporaryDirectory(dir=options.place) as folder:
-        artifact, archive = Path(folder, "small"), Path(folder, "small.tar")
-        build_small_artifact(artifact)
+        artifact, archive = options.artifact or Path(folder, "small"), Path(folder, "small.tar")
+        if options.artifact is None:
+            subprocess.run([sys.executable, "-c", BUILD, artifact], check=True)
         pack_artifact(artifact, archive)
         for name, scenario in scenarios(artifact, archive).items():
             if options.only in (None, name):

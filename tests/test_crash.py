@@ -13,6 +13,8 @@ import pytest
 from scripts.crash_test import Scenario, crash
 from scripts.failing_os import run_failing
 from seko_runtime.format.whole_files import whole_file
+from tests.runtime import toy_whole
+from tests.runtime.eager_backend import write_whole
 
 pytestmark = pytest.mark.slow
 
@@ -20,9 +22,10 @@ ROOT = Path(__file__).parents[1]
 FEWEST_CALLS = {"build, replacing": 50, "pack": 30, "unpack": 50, "snapshot": 5, "sign": 5, "compile": 10}
 
 
-def test_the_old_one_or_the_new_one_is_there_and_whole_wherever_a_process_is_killed():
+def test_the_old_one_or_the_new_one_is_there_and_whole_wherever_a_process_is_killed(tmp_path):
     """Killed at every call; a full disk or a fault of it at every ninth. A small process of its own forks fast."""
-    command = [sys.executable, "-m", "scripts.crash_test", "--step", "9"]
+    artifact = write_whole(tmp_path / "whole", toy_whole.whole_manifest(golden=toy_whole.GOLDEN))
+    command = [sys.executable, "-m", "scripts.crash_test", "--step", "9", "--artifact", artifact]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
