@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import torch
 
 from scripts import random_checkpoint as random
 from scripts.checkpoint_configs import wan_diffusers_config
+from scripts.make_checkpoint import main as make_checkpoint
 from scripts.random_checkpoint import FORMS, write_random_checkpoint
 from scripts.random_clip import FORMS as CLIP_FORMS
 from scripts.random_clip import SIZES as CLIPS
@@ -30,8 +29,6 @@ from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.clip.files import clip_config_of, clip_shapes, clip_weights
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_runtime.errors import DiskError
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "make_checkpoint.py"
 
 
 def bytes_under(path: Path) -> dict[str, bytes]:
@@ -165,20 +162,19 @@ def test_drawn_on_the_gpu(tmp_path: Path, model: ModelConfig) -> None:
     assert bytes_under(tmp_path / "one") == bytes_under(tmp_path / "again")
 
 
-@pytest.mark.slow
-def test_script_ends_in_one_json_line(tmp_path: Path) -> None:
+def test_script_ends_in_one_json_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tiny.pt"
-    command = [sys.executable, str(SCRIPT), "--preset", "tiny", "--seed", "4", "-o", str(path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    report = json.loads(run.stdout.splitlines()[-1])
+    arguments = ["--preset", "tiny", "--seed", "4", "-o", str(path)]
+    assert make_checkpoint(arguments) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["path"] == str(path)
     assert report["format"] == "self-forcing"
     assert report["bytes"] == path.stat().st_size
     assert report["keys"] == 69
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert again.returncode == 2
-    assert "exists" in again.stderr
-    assert again.stdout == ""
+    assert make_checkpoint(arguments) == 2
+    said = capsys.readouterr()
+    assert "exists" in said.err
+    assert said.out == ""
 
 
 def test_clip_has_the_numbers_of_one_seed_in_both_forms(tmp_path: Path) -> None:

@@ -133,8 +133,16 @@ def test_a_cache_that_is_no_file_of_the_artifact_is_refused(
         open_artifact(folder)
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
-@pytest.mark.parametrize("which", ["the cache", "where headers go", "another user's", "own ones"])
+@pytest.mark.parametrize(
+    ("which", "mode"),
+    [
+        ("the cache", 0o777),
+        ("the cache", 0o1777),
+        ("where headers go", 0o775),
+        ("another user's", 0o755),
+        ("own ones", 0o755),
+    ],
+)
 def test_code_is_not_compiled_where_others_or_the_group_may_write(
     which: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
