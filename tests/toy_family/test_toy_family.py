@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from seko_runtime.errors import UsageError
 from tests.support.eager_pool import eager_pool
 from tests.support.stacked import eager_session, open_stacked
 from tests.support.tolerances import relative_error
-from tests.support.uncompiled import UNCOMPILED, leave_uncompiled
+from tests.support.uncompiled import leave_uncompiled
 from tests.toy_family.family import CAMERA, MODEL, NAME, STREAM, camera_of, random_checkpoint
 from tests.toy_family.naive import NaiveToy
 
@@ -105,21 +104,13 @@ def test_fused_layers_add_their_residual_before_the_tail() -> None:
 
 # Torch's own warnings, of what its compiler imports when a `compile` artifact is opened in this process.
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
-@pytest.mark.parametrize("scheme", ["fp32", pytest.param("fp4", marks=pytest.mark.slow)])
-def test_it_is_built_verified_and_replayed(
-    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The exact one is held to the naive reference. Its programs run as they are: nothing is compiled."""
+def test_it_is_built_verified_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its programs run as they are: nothing is compiled."""
     checkpoint = random_checkpoint()
-    if scheme == "fp32":
-        leave_uncompiled(monkeypatch)
-    else:  # in the processes of a build, which find the family by its name
-        monkeypatch.setenv(UNCOMPILED, "1")
-        places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
+    leave_uncompiled(monkeypatch)
     save_file(checkpoint, tmp_path / "toy.safetensors")
     built = build_artifact(
-        toy_config(scheme),
+        toy_config(),
         tmp_path / "toy.safetensors",
         tmp_path / "artifact",
         backend="compile",
@@ -141,8 +132,7 @@ def test_it_is_built_verified_and_replayed(
                 session.run_chunk()
             for chunk_camera, reference in zip(cameras(0), wanted(0, checkpoint), strict=True):
                 latents = torch.from_numpy(session.run_chunk({"camera": chunk_camera.numpy()}).to_host())[0]
-                if scheme == "fp32":
-                    assert relative_error(latents, reference) <= STREAM_BAR
+                assert relative_error(latents, reference) <= STREAM_BAR
 
 
 def test_its_checkpoint_is_recognised_once_it_is_registered(
