@@ -20,10 +20,8 @@ from .test_offload_cache import config_of, life_of
 
 LAYOUTS = {
     "exact": {},
-    "fp4": {"scheme": "fp4"},
-    "rings": {"layer_rings": (3, 6, 6, 6), "layers": 6},
-    "the cache on the host, too": {"offload_cache": True},
-    "a cache a pass": {"pass_caches": True},
+    "fp4, rings": {"scheme": "fp4", "layer_rings": (3, 6, 6, 6), "layers": 6},
+    "a cache a pass, on the host, too": {"offload_cache": True, "pass_caches": True},
 }
 
 
