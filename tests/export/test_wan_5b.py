@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from tests.support.uncompiled import leave_uncompiled
 
 LAST_LEVEL = 1  # of 255: rounding of a number that lies between two
 PRESET = "wan-5b-tiny"
-HEIGHT, WIDTH, CHUNK = 64, 96, 2
+HEIGHT, WIDTH, CHUNK = 32, 64, 2
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,8 @@ def artifact(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         folder = published / "Wan2.2-TI2V-5B"
         resolved = resolve_build(BuildOptions(folder, vae=folder / "Wan2.2_VAE.pth", target="cpu"))
         assert resolved.config.model.name == PRESET
-        config = resolved.config.changed(schedule=Schedule.warped((1000.0, 500.0)))
+        stream = replace(resolved.config.workload.stream, height=HEIGHT, width=WIDTH)
+        config = resolved.config.changed(stream=stream, schedule=Schedule.warped((1000.0,)))
         output = tmp_path_factory.mktemp("artifacts") / "5b"
         build_artifact(config, folder, output, media=resolved.media, backend="compile", compiler_cache=False)
         yield output
