@@ -13,11 +13,17 @@ import pytest
 import torch
 
 from scripts.bench import thread_soak
-from seko_export import BuildOptions, build
+from scripts.random_checkpoint import write_random_checkpoint
+from seko_export.build_steps import build_artifact
+from seko_export.config.pool import PoolConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.workloads.base import BuildResult
 from seko_runtime import open_artifact
 from seko_runtime.video.pool import Pool, Session
 from tests.support.no_host_sync import no_host_sync
+from tests.support.small_artifact import MODEL, STREAM
 from tests.support.uncompiled import leave_uncompiled
 
 SESSIONS = 3
@@ -32,17 +38,19 @@ def programs_as_they_are(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="module")
 def pool_artifact(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
-    """The tiny model with an FP4 cache, three sessions in calls of one and two: programs, which run as they are.
+    """A small model with an FP4 cache, three sessions in calls of one and two: programs, which run as they are.
 
-    Compiling them for a CPU would show what `fp4` and `rows` show: a pool's compiled engines are tested on a GPU.
+    Compiling them for a CPU would show what `fp4` shows: a pool's compiled engines are tested on a GPU.
     """
-    options = BuildOptions(
-        preset="tiny", fp4_kv=True, sessions=3, batch=(1, 2), backend="compile", target="cpu"
-    )
-    goal = tmp_path_factory.mktemp("pool") / "artifact"
+    home = tmp_path_factory.mktemp("pool")
+    pool = PoolConfig(SESSIONS, (1, 2))
+    config = VideoBuild(MODEL, VideoConfig(STREAM, Schedule.warped(), "fp4", pool=pool), TargetConfig("cpu"))
+    write_random_checkpoint(home / "small.pt", MODEL, format="self-forcing", seed=0, dtype=torch.float32)
     with pytest.MonkeyPatch.context() as patch:
         leave_uncompiled(patch)
-        return build(options, goal, compiler_cache=False, note=lambda _: None)
+        return build_artifact(
+            config, home / "small.pt", home / "artifact", backend="compile", compiler_cache=False
+        )
 
 
 def gpu_build(goal: Path, *further: str) -> Path:
@@ -144,23 +152,19 @@ def test_a_stream_of_a_built_pool_is_its_own(pool_artifact: BuildResult, tmp_pat
 
 
 @pytest.mark.slow
-def test_inspect_and_run_take_a_pool(pool_artifact: BuildResult, invoke, tmp_path: Path) -> None:
+def test_inspect_profile_and_run_take_a_pool(pool_artifact: BuildResult, invoke, tmp_path: Path) -> None:
     from seko_runtime.cli.commands import main as runtime_main
 
     shown = invoke("inspect", pool_artifact.artifact, "--json")
     assert shown.exit_code == 0, shown.output
+    result = invoke("profile", pool_artifact.artifact, "--chunks", 1, "--json")
+    assert result.exit_code == 0, result.output
+    assert "block.2" in json.loads(result.stdout.splitlines()[-1])["engines"]
     code = runtime_main(
         ["run", str(pool_artifact.artifact), "--chunks", "2", "-o", str(tmp_path / "out.npy")]
     )
     assert code == 0
     assert np.load(tmp_path / "out.npy").shape[:2] == (2, 2)  # chunks, and the largest call's rows
-
-
-@pytest.mark.slow
-def test_profile_takes_a_pool(pool_artifact: BuildResult, invoke) -> None:
-    result = invoke("profile", pool_artifact.artifact, "--chunks", 1, "--json")
-    assert result.exit_code == 0, result.output
-    assert "block.2" in json.loads(result.stdout.splitlines()[-1])["engines"]
 
 
 @pytest.mark.slow
