@@ -185,7 +185,10 @@ def test_without_it_the_kind_is_unknown(built: Path, monkeypatch: pytest.MonkeyP
         read_manifest(built)
 
 
-def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Path) -> None:
+def test_a_child_finds_the_workload_by_its_entry_point(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And runs it; where it is registered, the commands that any artifact has take it, too."""
     info = tmp_path / "toy_speech-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-speech\nVersion: 0.1\n")
@@ -194,23 +197,21 @@ def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Pa
     )
     path = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "runtime"), str(ROOT / "kernels")])
     words, output = WORDS[0], tmp_path / "said.npy"
-    run = ["run", "--words", ",".join(map(str, words)), "-o", str(output)]
-    for (command, *more), said_there in (
-        (["verify"], {"ok": True}),
-        (["info"], {"workload": model.KIND, "words": 8}),
-        (run, {"steps": len(alone(words))}),
-    ):
-        child = subprocess.run(
-            [sys.executable, "-m", "seko_runtime", command, str(built), *more, "--json"],
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert child.returncode == 0, child.stderr
-        report = json.loads(child.stdout)
-        assert {name: report[name] for name in said_there} == said_there
+    run = ["run", str(built), "--words", ",".join(map(str, words)), "-o", str(output), "--json"]
+    child = subprocess.run(
+        [sys.executable, "-m", "seko_runtime", *run],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    assert json.loads(child.stdout)["steps"] == len(alone(words))
     np.testing.assert_allclose(np.load(output), alone(words), **NEAR)
+    for command, said_there in (("verify", {"ok": True}), ("info", {"workload": model.KIND, "words": 8})):
+        assert seko_run([command, str(built), "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert {name: report[name] for name in said_there} == said_there
 
 
 def test_a_workload_from_outside_answers_for_its_models(
