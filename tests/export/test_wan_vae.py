@@ -96,8 +96,9 @@ def test_half_precision_keeps_the_statistics_whole(single: VaeOracle) -> None:
 
 
 @pytest.mark.parametrize("kind", [VaeDecode, VaeEncode])
-def test_every_slot_counts(kind: type[VaeDecode] | type[VaeEncode], oracle: VaeOracle) -> None:
+def test_every_slot_counts(kind: type[VaeDecode] | type[VaeEncode]) -> None:
     """The control: a stale slot, or two that are swapped, is a difference that the tests above would see."""
+    oracle = VaeOracle(torch.float64, replace(SMALL, num_res_blocks=1))
     clip = (some_latents(3) if kind is VaeDecode else some_video(3))[:1]
     per_call = 1 if kind is VaeDecode else 4
     first, steady = (oracle.half(kind, first=start, frames=1) for start in (True, False))
@@ -257,9 +258,7 @@ def traced(
 
 
 @pytest.mark.parametrize("kind", [VaeDecode, VaeEncode])
-@pytest.mark.parametrize(
-    ("first", "size"), first_is_fast([(False, SMALL), (True, SMALL), (False, SMALL_2_2), (True, SMALL_2_2)])
-)
+@pytest.mark.parametrize(("first", "size"), first_is_fast([(False, SMALL), (True, SMALL_2_2)]))
 def test_the_traced_call_can_be_replayed(
     kind: type[VaeDecode] | type[VaeEncode], first: bool, size: WanVaeConfig
 ) -> None:
@@ -275,8 +274,8 @@ def test_the_traced_call_can_be_replayed(
 
 @pytest.mark.slow
 def test_the_engine_equals_the_eager_call(tmp_path) -> None:
-    """A steady chunk of two of Wan 2.2's, built ahead of time for the CPU and opened by the runtime's loader; that of
-    Wan 2.1 is in the artifact of test_media_build.py."""
+    """A steady chunk of two of Wan 2.2's, built ahead of time for the CPU and opened by the runtime's loader; an
+    encoder of Wan 2.1 is in test_media_build.py."""
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler")
     config = replace(SMALL_2_2, num_res_blocks=1)
