@@ -63,14 +63,14 @@ def fused(config: VideoBuild, *, fp8: bool = False) -> VideoBuild:
 
 
 @pytest.mark.parametrize(("fp8", "bound"), [(False, FP8_PASS), (True, FP8_MATMULS_PASS)])
-def test_twelve_chunks_past_the_wrap_are_those_of_the_plain_layers(
+def test_chunks_past_the_wrap_are_those_of_the_plain_layers(
     fp8: bool, bound: float, worst: Callable[[str, float], None]
 ) -> None:
     """Two rows, the second begun anew behind the third chunk; each pass is fed the plain stream's latents."""
     config = small_config(2, 1, 4, batch=2, scheme="fp4", passes=2)
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)
     plain, ours = EagerStream(config, weights, text), EagerStream(fused(config, fp8=fp8), weights, text)
-    for number in range(12):
+    for number in range(8):
         first = [2 * number, 2 * (number if number < 3 else number - 3)]
         wanted = plain.run_chunk(first, [1, 2])
         results = ours.run_chunk(first, [1, 2], feed=[step.latents for step in wanted])
@@ -80,16 +80,20 @@ def test_twelve_chunks_past_the_wrap_are_those_of_the_plain_layers(
             assert error <= bound
             if number == 0 and not fp8:  # nothing but the chunk, which sees itself as it is (docs/adr/0004)
                 assert error <= STEP[torch.float32]
-    assert config.workload.stream.cache_frames < 24  # the ring went round
+    assert config.workload.stream.cache_frames < 10  # the ring went round for both rows
 
 
-@pytest.mark.parametrize("attention", ["torch", "bf16"])
 @pytest.mark.parametrize(
-    ("scheme", "window_positions"),
-    [("fp32", False), ("fp4", False), ("int8-fp4-sink", False), ("fp32", True)],
+    ("attention", "scheme", "window_positions"),
+    [
+        ("torch", "fp32", False),
+        ("bf16", "fp32", True),
+        ("bf16", "fp4", False),
+        ("torch", "int8-fp4-sink", False),
+    ],
 )
 def test_with_16_bit_attention_nothing_is_rounded_otherwise(
-    scheme: str, window_positions: bool, attention: str, worst: Callable[[str, float], None]
+    attention: str, scheme: str, window_positions: bool, worst: Callable[[str, float], None]
 ) -> None:
     """Up to the order of sums; of a lossy cache a code next to a border may fall otherwise, so less is asked."""
     config = small_config(2, 1, 4, batch=2, passes=2, scheme=scheme)
@@ -279,8 +283,12 @@ def seeded(config: VideoBuild) -> dict[str, Tensor]:
     return constants | layer_constants(config, constants)
 
 
-@pytest.mark.parametrize(("batch", "fp8"), first_is_fast([(2, True), (1, False)]))
-@pytest.mark.parametrize(("name", "scheme"), [*((name, "fp4") for name in BLOCKS), ("block", "fp32")])
+@pytest.mark.parametrize(
+    ("name", "scheme", "batch", "fp8"),
+    first_is_fast(
+        [("block", "fp4", 2, True), ("block_context", "fp4", 1, False), ("block", "fp32", 2, True)], 2
+    ),
+)
 def test_a_fused_piece_traces_and_equals_itself(name: str, scheme: str, batch: int, fp8: bool) -> None:
     config = fused(small_config(3, 1, 6, batch=batch, scheme=scheme), fp8=fp8)
     piece = make_pieces(config)[name]

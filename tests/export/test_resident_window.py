@@ -56,13 +56,13 @@ def pool_of(stream: StreamConfig, buckets: tuple[int, ...]) -> VideoBuild:
 @pytest.mark.shows("fp8")
 @pytest.mark.parametrize(
     ("rings", "window_positions", "fp8"),
-    first_is_fast([((), False, True), ((2, 4), False, True), ((2, 4), True, True), ((), True, False)], 2),
+    first_is_fast([((2, 4), False, True), ((), False, True), ((), True, False)]),
 )
 def test_every_pass_is_the_one_of_a_window_made_anew(
     rings: tuple[int, ...], window_positions: bool, fp8: bool
 ) -> None:
     """Two rows, the second begun anew behind the third chunk; the ring goes round."""
-    config = small_config(2, 1, 4, batch=2, scheme="fp4", passes=3)
+    config = small_config(2, 1, 4, batch=2, scheme="fp4", passes=2)
     stream = replace(config.workload.stream, layer_rings=rings, window_positions=window_positions)
     config = fused(config.changed(stream=stream), fp8=fp8)
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)
@@ -70,7 +70,7 @@ def test_every_pass_is_the_one_of_a_window_made_anew(
     for name, buffer in ours.buffers.items():
         if name.startswith("window"):
             buffer.view(torch.uint8).fill_(0x7F)  # e4m3's NaN: what is not written is not read
-    for number in range(8):
+    for number in range(7):
         first = [2 * number, 2 * (number if number < 3 else number - 3)]
         wanted, results = anew.run_chunk(first, [1, 2]), ours.run_chunk(first, [1, 2])
         for step, other in zip(wanted, results, strict=True):
@@ -78,7 +78,7 @@ def test_every_pass_is_the_one_of_a_window_made_anew(
             assert step.latents.isfinite().all()
     for name, cache in ours.caches().items():
         assert same_bytes(cache, anew.caches()[name]), name
-    assert config.workload.stream.cache_frames < 16  # the ring went round
+    assert config.workload.stream.cache_frames < 8  # the ring went round for both rows
 
 
 def test_no_pass_reads_a_cache() -> None:
