@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 
 import pytest
 import triton
 from torch._higher_order_ops import triton_kernel_wrap
 from torch._inductor.codegen import wrapper
 from torch._inductor.runtime import triton_heuristics
-from triton.backends.compiler import GPUTarget
 
 from seko_export.errors import LoweringError
 from seko_export.lowering.patches import outlined_kernels
@@ -19,17 +17,12 @@ from seko_kernels.outlines import kernel_of
 from tests.kernels.outlined import EIGHT_BITS
 
 
-@pytest.mark.slow
-def test_while_it_is_entered_the_twin_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whatever name torch calls Triton's compiler; and outside, an outline is what it is."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    target, options = GPUTarget("cuda", 90, 32), {"num_warps": EIGHT_BITS.module.WARPS}
+def test_while_it_is_entered_the_twin_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And outside, an outline is what it is. tests/kernels/test_gluon_kernels.py compiles the twins."""
+    monkeypatch.setattr(triton, "compile", lambda source: source)
     with gluon_behind_outlines():
-        kernel = triton.compile(EIGHT_BITS.source(), target=target, options=options)
-    assert kernel.src.fn is kernel_of(EIGHT_BITS.outline.__name__)
-    assert kernel.metadata.name == "attention_hopper_kernel"
-    shown = triton.compile(EIGHT_BITS.source(), target=target, options=options)
-    assert shown.metadata.name == "attention_hopper_outline"
+        assert triton.compile(EIGHT_BITS.source()).fn is kernel_of(EIGHT_BITS.outline.__name__)
+    assert triton.compile(EIGHT_BITS.source()).fn is EIGHT_BITS.outline
 
 
 def test_torchs_compiler_compiles_outlines_here_and_says_if_it_does_not(
