@@ -20,7 +20,6 @@ from seko_export.media.wan_vae.layers import CausalConv3d, FrameCaches, channels
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 from tests.export.test_wan_vae import some_latents, some_video, traced
 from tests.export.vae_oracle import VaeOracle, stream
-from tests.support.tiers import first_is_fast
 from tests.support.tolerances import VAE, relative_error
 
 HEIGHT, WIDTH = 5, 7
@@ -244,11 +243,10 @@ def test_the_whole_vae_is_diffusers(cut: tuple[int, ...]) -> None:
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("first", first_is_fast([False, True]))
-def test_the_traced_call_can_be_replayed(first: bool) -> None:
+def test_the_traced_call_can_be_replayed() -> None:
     """Without constants: they would be the engine's own, which the runtime refuses."""
     config = WanVaeConfig(base_dim=8, num_res_blocks=1)
-    program, eager, inputs = traced(VaeDecode, first=first, frames=2, config=config)
+    program, eager, inputs = traced(VaeDecode, first=False, frames=2, config=config)
     check_replayable(program, "vae", cache_inputs=())
     assert not program.constants
     assert not program.graph_signature.user_inputs_to_mutate
