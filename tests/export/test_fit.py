@@ -24,6 +24,7 @@ from seko_export.video.plan.offload import host_weights, seat_bytes
 from seko_export.video.plan.predict import PlanRequest, config_of, predict
 from seko_export.workloads.registry import workload_named
 from seko_runtime.executor.weight_streaming import aligned_bytes
+from tests.support.tiers import first_is_fast
 
 GB = 10**9
 
@@ -89,9 +90,7 @@ def test_what_fits_as_it_is_stays_as_it_is(sizes: dict[str, int]) -> None:
     assert (fitted.options, fitted.peak_bytes) == (replace(asked, fit=None), sizes["plain"])
 
 
-@pytest.mark.parametrize(
-    "gigabytes", [24, *(pytest.param(size, marks=pytest.mark.slow) for size in (12, 16))]
-)
+@pytest.mark.parametrize("gigabytes", first_is_fast([24, 12]))
 def test_what_is_added_is_enough_and_needed(gigabytes: int) -> None:
     """Without any one of them the build is too large, but for those that make passes faster."""
     asked = BuildOptions(preset="self-forcing-1.3b", fit=f"{gigabytes}GB")

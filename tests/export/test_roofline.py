@@ -199,7 +199,6 @@ def test_decoding_a_first_chunk_is_near_its_newest_row():
 @pytest.mark.parametrize(
     ("name", "preset", "scheme"),
     [
-        ("1p3b_fp4", "self-forcing-1.3b", "fp4"),
         ("1p3b_bf16", "self-forcing-1.3b", "bf16"),
         ("14b_fp4", "wan-14b", "fp4"),
     ],
