@@ -172,12 +172,12 @@ def test_a_soak_finds_no_chunk_that_is_not_its_sessions_own(
     pool_artifact: BuildResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The benchmark's threads, for a short story each."""
-    monkeypatch.setattr(thread_soak, "STORY_CHUNKS", 15)
-    options = Namespace(work=tmp_path, rows=tmp_path / "rows.jsonl", chunks=45, threads=3, seed=0)
+    monkeypatch.setattr(thread_soak, "STORY_CHUNKS", 8)
+    options = Namespace(work=tmp_path, rows=tmp_path / "rows.jsonl", chunks=24, threads=3, seed=0)
     thread_soak.soak(pool_artifact.artifact, options)
     row = json.loads(options.rows.read_text())
     assert (row["figure"], row["value"]) == ("thread_soak_mismatches", 0)
-    assert row["compared"] == 45
+    assert row["compared"] == 24
 
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
