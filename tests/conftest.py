@@ -34,7 +34,6 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 SEKO_EXPORT = str(Path(sysconfig.get_path("scripts"), "seko-export"))
-ROWS_LAYOUT = ("--batch", "2", "--height", "32", "--width", "32")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -127,12 +126,6 @@ def small_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.support.small_artifact import small_artifact_once  # here: most tests need no exporter
 
     return small_artifact_once(tmp_path_factory)
-
-
-@pytest.fixture(scope="session")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The tiny model with an exact cache, `torch.compile` engines, two rows of 32x32 pixels."""
-    return build_once(tmp_path_factory, "rows", "--backend", "compile", *ROWS_LAYOUT)
 
 
 def build_once(

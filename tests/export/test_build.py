@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from seko_export import BuildOptions, build
 from seko_export.backends.aoti import local_prefixes
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
@@ -49,11 +50,11 @@ from seko_runtime.video.ring import Ring
 from tests.support.stacked import eager_session, open_stacked
 from tests.support.tiers import first_is_fast
 from tests.support.tolerances import STEP, relative_error
+from tests.support.uncompiled import UNCOMPILED, leave_uncompiled
 from tests.truth.eager_stream import same_bytes
 
 TINY = PRESETS["tiny"]
 FP4 = VideoBuild(TINY.model, VideoConfig(TINY.stream, Schedule.warped(), "fp4"), TargetConfig("cpu"))
-# Of `rows`.
 ROWS = VideoBuild(
     TINY.model,
     VideoConfig(StreamConfig(32, 32, 3, 1, 6, batch=2), Schedule.warped(), "fp32"),
@@ -71,6 +72,16 @@ REPORT = {
     "golden_error",
     "kernels",
 }
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """`ROWS`, with an exact cache; its engines are exported programs, of which nothing is compiled."""
+    options = BuildOptions(preset="tiny", batch=(2,), height=32, width=32, backend="compile", target="cpu")
+    goal = tmp_path_factory.mktemp("rows") / "artifact"
+    with pytest.MonkeyPatch.context() as patch:
+        leave_uncompiled(patch)
+        return build(options, goal, compiler_cache=False, note=lambda _: None)
 
 
 def test_report_says_what_is_on_disk(fp4):
@@ -112,14 +123,14 @@ def test_the_error_of_the_engines_stands_beside_that_of_rounding(fp4):
 @pytest.mark.slow
 def test_exact_cache_on_a_cpu_is_fp32(rows):
     """It says so, with twice the bytes of bf16, and reports no error of a lossy track."""
-    kv = rows.report["kv"]
+    kv = rows.kv
     assert (kv["scheme"], kv["bits_per_number"]) == ("fp32", 32.0)
     assert kv["pool_bytes"] == 2 * kv["bf16_pool_bytes"]
     assert "error_vs_exact" not in kv
-    assert 0 < rows.report["golden_rounding"] < TOLERANCES[torch.float32]["lossy"]
+    assert 0 < rows.golden_rounding < TOLERANCES[torch.float32]["lossy"]
 
 
-@pytest.mark.parametrize("name", first_is_fast(["fp4", "small_artifact", "rows"], 2))
+@pytest.mark.parametrize("name", ["fp4", "small_artifact"])
 def test_nothing_of_this_machine_is_in_the_artifact(name, request):
     """No folder of the installation, no home, no temporary place, no user, no host."""
     built = request.getfixturevalue(name)
@@ -142,18 +153,15 @@ def test_every_package_carries_its_engines_name_and_signature(fp4):
             assert json.loads(archive.read(entry))[TENSORS_KEY] == tensors_text(engine)
 
 
-@pytest.mark.parametrize("name", first_is_fast(["fp4", "rows"]))
-def test_who_may_read_the_folder_may_read_its_files(name, request):
-    folder = request.getfixturevalue(name).folder
+def test_who_may_read_the_folder_may_read_its_files(fp4):
+    folder = fp4.folder
     mode = stat.S_IMODE(folder.stat().st_mode)
     for path in folder.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (mode if path.is_dir() else mode & 0o666), path
 
 
-@pytest.mark.parametrize("name", first_is_fast(["fp4", "rows"]))
-def test_building_leaves_nothing_beside_the_artifact(name, request):
-    parent = request.getfixturevalue(name).folder.parent
-    assert [path.name for path in parent.iterdir()] == ["artifact"]
+def test_building_leaves_nothing_beside_the_artifact(fp4):
+    assert [path.name for path in fp4.folder.parent.iterdir()] == ["artifact"]
 
 
 @pytest.fixture
@@ -287,14 +295,15 @@ def test_stream_equals_eager_past_two_wraps(fp4):
 
 
 @pytest.mark.parametrize("name", first_is_fast(["fp4", "rows"]))
-def test_a_stale_ring_is_seen_in_the_cache_by_a_bound_for_bf16(name, request):
+def test_a_stale_ring_is_seen_in_the_cache_by_a_bound_for_bf16(name, request, monkeypatch):
     """A slot that is never renewed moves the latents by less than bf16 rounds; the slot itself is wrong as a whole."""
     scheme = "lossy" if name == "fp4" else "exact"
-    slot = Ring.slot
+    slot, built = Ring.slot, request.getfixturevalue(name)
+    monkeypatch.setenv(UNCOMPILED, "1")
     with (
         warnings.catch_warnings(action="ignore"),  # torch's own, when its compiler is imported
         mock.patch.object(Ring, "slot", lambda ring, frame: min(slot(ring, frame), 3 + frame % 3)),
-        open_artifact(request.getfixturevalue(name).folder, device="cpu") as artifact,
+        open_artifact(built.folder if name == "fp4" else built.artifact, device="cpu") as artifact,
     ):
         errors = artifact.verify()
     assert errors[-1].golden < TOLERANCES[torch.bfloat16][scheme]
@@ -303,8 +312,9 @@ def test_a_stale_ring_is_seen_in_the_cache_by_a_bound_for_bf16(name, request):
 
 
 @pytest.mark.slow
-def test_rows_at_different_chunks_equal_their_own_runs(rows):
+def test_rows_at_different_chunks_equal_their_own_runs(rows, monkeypatch):
     """Row 1 starts anew while row 0 goes on past the wrap: each is as if it were alone."""
+    monkeypatch.setenv(UNCOMPILED, "1")
     text = golden_text(ROWS)
     text[1] = text[1].flip(-1)
     started = {0: 0, 1: 2}
@@ -312,7 +322,7 @@ def test_rows_at_different_chunks_equal_their_own_runs(rows):
     got: list[np.ndarray] = []
     with (
         warnings.catch_warnings(action="ignore"),  # torch's own, when its compiler is imported
-        open_artifact(rows.folder, device="cpu") as artifact,
+        open_artifact(rows.artifact, device="cpu") as artifact,
         open_stacked(artifact, seeds=[3, 4], text=text) as session,
     ):
         for number in range(chunks):
@@ -321,7 +331,7 @@ def test_rows_at_different_chunks_equal_their_own_runs(rows):
             got.append(session.run_chunk().to_host())
     stream = StreamConfig(32, 32, 3, 1, 6)
     alone = VideoBuild(ROWS.model, VideoConfig(stream, ROWS.workload.schedule, "fp32"), TargetConfig("cpu"))
-    weights = _weights(rows.folder) | alone.workload.schedule.tables(stream)
+    weights = _weights(rows.artifact) | alone.workload.schedule.tables(stream)
     for row, seed in ((0, 3), (1, 5)):
         with eager_session(alone, weights, text[row : row + 1], [seed]) as session:
             for number in range(started[row], chunks):
