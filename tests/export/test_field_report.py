@@ -17,7 +17,7 @@ import pytest
 from seko_export.errors import MachineError
 from seko_export.host import environment
 from seko_export.tools.field_report import CLIP, REPORT, write_report
-from seko_runtime.errors import DiskError
+from seko_runtime.errors import DiskError, EnvironmentLacksError
 from tests.conftest import Built
 
 
@@ -38,10 +38,9 @@ def test_all_is_in_one_archive_and_no_name(fp4: Built, tmp_path: Path, invoke: C
     assert re.search(rf"\b{re.escape(platform.node())}\b", text) is None
 
 
-def test_what_fails_is_told_and_the_rest_is_there(
-    fp4: Built, tmp_path: Path, invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from seko_runtime.errors import EnvironmentLacksError
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have neither the times of chunks nor a clip come about."""
 
     def lacks(*_: object) -> dict[str, Any]:
         raise EnvironmentLacksError(f"{Path.home()}/gone is not here")
@@ -51,6 +50,12 @@ def test_what_fails_is_told_and_the_rest_is_there(
         "seko_export.tools.field_report.run_child",
         lambda *_, **__: subprocess.CompletedProcess([], 5, "", "opening\nerror: no encoder\n"),
     )
+
+
+@pytest.mark.usefixtures("failing")
+def test_what_fails_is_told_and_the_rest_is_there(
+    fp4: Built, tmp_path: Path, invoke: Callable[..., Any]
+) -> None:
     done = invoke("report", str(fp4.folder), "-o", str(tmp_path / "report.zip"), "--json")
     assert done.exit_code == 0, done.stderr
     with zipfile.ZipFile(tmp_path / "report.zip") as archive:
@@ -90,6 +95,7 @@ def test_no_artifact_writes_no_archive(
     assert not tmp_path.with_name("report.zip").exists()
 
 
+@pytest.mark.usefixtures("failing")
 def test_without_an_artifact_the_sample_is_built_first(
     fp4: Built, tmp_path: Path, invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
