@@ -449,17 +449,26 @@ def test_a_compiler_that_fails(workplace, invoke, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_full_disk(workplace, checkpoint):
+def test_a_full_disk(workplace, invoke, checkpoint):
     """The command itself on a file system smaller than the weights: told before, and where it tries nevertheless."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(workplace / "out")]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a small file system cannot be mounted here")
     try:
-        command = [SEKO_EXPORT, "build", checkpoint, "--preset", "tiny", "--target", "cpu", "--json"]
-        command += ["-o", workplace / "out/x"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, "which is too little" in done.stderr) == (ENVIRONMENT, True), done.stderr
-        command.append("--no-room-check")
+        build = [
+            "build",
+            checkpoint,
+            "--preset",
+            "tiny",
+            "--target",
+            "cpu",
+            "--json",
+            "-o",
+            workplace / "out/x",
+        ]
+        told = invoke(*build)
+        assert (told.exit_code, "which is too little" in told.stderr) == (ENVIRONMENT, True), told.stderr
+        command = [SEKO_EXPORT, *build, "--no-room-check"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == ENVIRONMENT, done.stderr
         sentence = done.stderr.splitlines()[-1]
@@ -511,33 +520,6 @@ def test_an_ended_build_leaves_nothing(workplace, checkpoint, number, to_group, 
     assert json.loads(stdout) == {"error": ended, "exit": 128 + number}
     assert_nothing_left(workplace)
     wait_until(lambda: not processes_with(mark))
-
-
-@pytest.mark.slow
-def test_what_a_killed_build_left_is_removed_by_the_next(workplace, checkpoint):
-    """SIGKILL leaves no artifact; the next build of the same goal takes the rest away and says so, even if it fails."""
-    mark = f"SEKO_TEST_MARK={workplace}"
-    command = [SEKO_EXPORT, "build", checkpoint, "--preset", "tiny", "--target", "cpu", "--json"]
-    command += ["-o", workplace / "out/x"]
-    environ = os.environ | dict([mark.split("=")])
-    started = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env=environ
-    )
-    try:
-        wait_until(lambda: any((workplace / "out").glob(".x.seko-*/new/engines")))
-    finally:
-        os.killpg(started.pid, signal.SIGKILL)
-        started.communicate(timeout=PATIENCE_S)
-    wait_until(lambda: not processes_with(mark))
-    (left,) = (workplace / "out").iterdir()
-    assert left.name.startswith(".x.seko-")
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environ | {"CXX": "false"}
-    )
-    assert done.returncode == ENVIRONMENT, done.stderr
-    assert f"removed {left.name}: the process that left it is gone" in done.stderr
-    assert list((workplace / "out").iterdir()) == []
-    assert list((workplace / "tmp").glob("seko-*")) == []  # what torch had there nobody takes away
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
