@@ -170,7 +170,7 @@ def stage(
 ) -> dict[str, Any]:
     """Distil the teacher of a run; ``begin`` is the run of an earlier distillation."""
     if options.rehearse:
-        config = dataclasses.replace(config, batch=2, pool=8, teacher_passes=6, start_chunks=4, fake_steps=1)
+        config = dataclasses.replace(config, batch=2, pool=4, teacher_passes=3, start_chunks=4, fake_steps=1)
     taught, teaching = load_teacher(teacher, options.device)
     encode_video = FrozenVae(vae, options.device).encode
     begun = None if begin is None else read_ema(begin)

@@ -163,7 +163,7 @@ def draw_switch_sheet(path: Path, model: Candidate, pairs: Sequence[tuple[str, s
 def stage(trained: Path, sample: Path, options: Options) -> dict[str, Any]:
     """Judge a sample before and after a training on switches, and put weights that reach the bars into the sample."""
     device = options.device
-    size = Size(2, 2, chunks=7, switch=2) if options.rehearse else Size()
+    size = Size(1, 1, chunks=7, switch=2) if options.rehearse else Size()
     vae, texts = FrozenVae(sample, device), PromptTexts(sample, device)
     report: dict[str, Any] = {}
     for name, checkpoint in (("before", None), ("after", trained / CHECKPOINT)):

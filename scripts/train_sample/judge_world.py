@@ -44,7 +44,7 @@ def walked(
     dit : CameraDit
         The model.
     table : Tensor
-        [B, 20, 30, h, w], the condition.
+        [B, 20, F, h, w], the condition, of the first 30 frames where there are more.
     poses : Tensor
         [B, F, 3, 4] framewise.
     texts : list of Tensor
@@ -78,10 +78,11 @@ def shown(
     poses: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the model's video [B, 3, T, 96, 96] of walks, or of other ``poses`` over the same pictures."""
-    size = dit.stream.chunk_frames
+    size, rows = dit.stream.chunk_frames, min(walks.poses.shape[1], TABLE_FRAMES)  # those that are read
     picture = walks.video(size)[:, :, 0]
-    own, tail = picture_rows(vae, picture, OWN_ROWS), picture_rows(vae, picture[:1], TABLE_FRAMES)
-    table = rows_at(own, tail, torch.arange(TABLE_FRAMES, device=device).expand(len(own), -1))
+    own = picture_rows(vae, picture, min(rows, OWN_ROWS))
+    tail = picture_rows(vae, picture[:1], rows) if rows > OWN_ROWS else own[:1]
+    table = rows_at(own, tail, torch.arange(rows, device=device).expand(len(own), -1))
     before, after = texts(captions_of(walks.before)), texts(captions_of(walks.after))
     chunks = walks.poses.shape[1] // size
     switch = int(walks.switch.max())  # one place for all rows
@@ -185,15 +186,12 @@ def draw_world_sheet(
     size = dit.stream.chunk_frames
     held = [f"{key}-{VIDEO_PER_LATENT * chunks * size}" for key in keys]
     plain, changed = (
-        draw_walks(len(held), chunks, size, SEED + 4, device, switched=share, keys=held)
-        for share in (0.0, 1.0)
+        draw_walks(len(held[part]), chunks, size, SEED + 4, device, switched=share, keys=held[part])
+        for share, part in ((0.0, slice(0, -2)), (1.0, slice(-2, None)))
     )
     lines = []
-    for walks, rows in (
-        (plain, slice(0, -2)),
-        (changed.switching_at(min(SWITCH_CHUNK, chunks - 1)), slice(-2, None)),
-    ):
+    for walks in (plain, changed.switching_at(min(SWITCH_CHUNK, chunks - 1))):
         video, truth = shown(dit, vae, texts, walks, sigmas, device), walks.video(size)
-        for pair in zip(truth[rows], video[rows], strict=True):
+        for pair in zip(truth, video, strict=True):
             lines += [clip[:, :: 2 * VIDEO_PER_LATENT] for clip in pair]
     save_sheet(path, lines)

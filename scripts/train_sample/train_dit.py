@@ -221,7 +221,7 @@ def stage(folder: Path, vae: Path, options: Options) -> dict[str, Any]:
     if options.rehearse:
         small = dataclasses.replace(SAMPLE_MODEL, layers=1, dim=32, ffn_dim=32, text_dim=32)
         config = dataclasses.replace(
-            config, model=small, text_layers=1, pool=8, renew_every=5, batches={"start": 2, "window": 2, "first": 4}
+            config, model=small, text_layers=1, pool=4, renew_every=5, batches={"start": 2, "window": 2, "first": 4}
         )  # fmt: skip
     encode_video = FrozenVae(vae, options.device).encode
     return train(config, folder, encode_video, options.steps(STEPS), options).report()

@@ -47,7 +47,7 @@ SOURCE_LAYERS = (0, 1, 2, 4, 6, 7)  # of the sample's eight
 CLEAN, NOISY = tuple(range(CHUNKS - 1)), tuple(range(CHUNKS))
 STEPS = 2800
 SHEET = "walks.png"
-LONG, SHORT = {"walks": 100, "chunks": 6, "long_chunks": 40}, {"walks": 2, "chunks": 2, "long_chunks": 3}
+LONG, SHORT = {"walks": 100, "chunks": 6, "long_chunks": 40}, {"walks": 1, "chunks": 2, "long_chunks": 3}
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def stage(folder: Path, options: Options) -> dict[str, Any]:
     config, device = WorldTraining(), options.device
     if options.rehearse:
         small = dataclasses.replace(WORLD_MODEL, layers=1)
-        config = dataclasses.replace(config, model=small, source_layers=(0,), batch=2, pool=2, pool_batch=1)
+        config = dataclasses.replace(config, model=small, source_layers=(0,), batch=2, pool=1, pool_batch=1)
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     vae, texts = FrozenVae(SAMPLE, device), PromptTexts(SAMPLE, device)

@@ -9,9 +9,11 @@ import pytest
 from safetensors.torch import load_file
 
 from scripts.train_sample import __main__ as command
+from scripts.train_sample import train_vae, train_world
 from scripts.train_sample.progress import REHEARSED_STEPS, Options, read_ema
 from seko_export.families.wan_layout.keys import wan_shapes
 from seko_export.options.sample import read_sample
+from tests.train_sample.test_training import MICRO_VAE, options
 
 pytestmark = pytest.mark.slow
 
@@ -42,12 +44,18 @@ def test_all_stages_of_the_sample_make_a_sample(
     assert facts["step"] == REHEARSED_STEPS
     judged = json.loads((tmp_path / switches[-1] / "judged.json").read_text())
     assert set(judged) == {"before", "after", "video_seconds"}
-    (tmp_path / "judge_switches.json").unlink()
+    (tmp_path / "export.json").unlink()
     assert command.main(arguments) == 0
-    assert [json.loads(line)["stage"] for line in capsys.readouterr().out.splitlines()] == ["judge_switches"]
+    assert [json.loads(line)["stage"] for line in capsys.readouterr().out.splitlines()] == ["export"]
 
 
-def test_the_world_is_trained_and_judged(tmp_path: Path) -> None:
+def test_the_world_is_trained_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a small VAE: the shipped sample's would take most of the time."""
+    vae = train_vae.train(MICRO_VAE, tmp_path / "vae", 1, options())
+    vae.facts |= {"latents_mean": [0.0] * 16, "latents_std": [1.0] * 16}
+    vae.save()
+    small = train_vae.FrozenVae(tmp_path / "vae", "cpu")
+    monkeypatch.setattr(train_world, "FrozenVae", lambda *_: small)
     assert command.main(["world", str(tmp_path), "--rehearse", "--device", "cpu"]) == 0
     assert ended(tmp_path) == {"world"}
     names = {path.name for path in (tmp_path / "world").iterdir()}
