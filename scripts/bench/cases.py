@@ -52,13 +52,13 @@ class Case:
 PEERS = {"peers": ("B3",), "engines": ("fp4_fp8_resident",), "extras": (), "chunks": 20}
 PEERS_TRIAL = {"shapes": ("S0",), "peers": ("B0",), "engines": (), "extras": (), "chunks": 2}
 VAE = {"height": None, "width": None, "fp8": False, "repeats": 20}
-LINGBOT = {"preset": "lingbot-v2-fast", "chunks": 8, "latencies": 100, "camera_720p": "chunk"}
-LINGBOT_TRIAL = {"preset": "lingbot-tiny", "chunks": 2, "latencies": 2}
+LINGBOT = {"preset": "lingbot-v2-fast", "chunks": 8, "latencies": 100, "openings": 5, "camera_720p": "chunk"}
+LINGBOT_TRIAL = {"preset": "lingbot-tiny", "chunks": 2, "latencies": 2, "openings": 1}
 # Chunks of two viewers at 480x832, where 1,200 are 480 s of video, and of all who are admitted at 320x576.
 SERVE = {"preset": "self-forcing-1.3b", "misses_of": 1_200, "misses_s3_of": 3_000, "sessions_s3": 8}
 SERVE |= {"overhead_seconds": 20.0}
 SERVE_TRIAL = {"preset": "tiny", "misses_s3_of": 4}
-WORLDS = {"chunks": 20, "presses": 50, "sessions": 4, "misses_of": 2_000}
+WORLDS = {"chunks": 20, "presses": 50, "keys_from": 8, "sessions": 4, "misses_of": 2_000}
 TINY_WORLDS = ("matrix-game-tiny", "minwm-tiny", "abot-tiny", "lingbot-tiny")
 # Held-out prompts of the sample. What is on a CPU runs by the kernels' references.
 QUALITY = {"sample": ROOT / "seko_export" / "sample", "device": "cpu", "prompts": 8}
@@ -179,7 +179,7 @@ CASES: Mapping[str, Case] = {
     "matrix_game": Case(
         "mg2_fps, mg2_step_vs_compiled, serve_key_to_picture, serve_key_to_shown", "worlds",
         WORLDS | {"preset": "matrix-game-2-universal", "parts": ("fps", "fps_parts", "compiled", "key", "played")},
-        {"preset": "matrix-game-tiny", "chunks": 2, "presses": 2, "sessions": 2, "misses_of": 4,
+        {"preset": "matrix-game-tiny", "chunks": 1, "presses": 2, "keys_from": 1, "sessions": 2, "misses_of": 4,
          "parts": ("fps", "fps_parts", "compiled", "key", "played", "sessions")},
     ),
     "matrix_game_kernels": Case(
@@ -241,7 +241,7 @@ CASES: Mapping[str, Case] = {
     ),
     "ranks_decode": Case(
         "spN_vae", "ranks", RANKS | {"parts": ("decode",), "vae": "wan-2.1", "height": 480, "width": 832},
-        {"height": 32, "width": 64, "steady": 2}, folder="ranks",
+        {"vae": "wan-2.1-tiny", "height": 32, "width": 64, "steady": 2}, folder="ranks",
     ),
     # What is lost by rounding, on the sample
     "quality": _quality(

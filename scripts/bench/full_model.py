@@ -63,6 +63,7 @@ Wrap = Callable[[str, Engine], Engine]
 # Options of a build with all that is fast, but for a resident window; and of torch's own layers over an exact cache.
 FAST: Mapping[str, Any] = {"kv": "fp4", "fp8": True, "kernels": "fused", "attention": "fp8"}
 PLAIN: Mapping[str, Any] = {"kv": "bf16", "kernels": "plain", "attention": "torch"}
+TRIAL_VAE = WanVaeConfig(base_dim=2)
 AMAX = 8.0  # of the keys and values that the cache's constants are made for: speed does not depend on it
 
 

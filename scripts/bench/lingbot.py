@@ -22,6 +22,7 @@ from scripts.bench.counting import chunk_times, fill_chunks, peak_bytes, spread
 from scripts.bench.full_model import (
     FAST,
     PLAIN,
+    TRIAL_VAE,
     Engine,
     FullModelBench,
     compiled_engines,
@@ -45,7 +46,6 @@ BARS = {
     "lingbot_key_to_frame": 1.15,
     "world_first_picture_s": 1.0,
 }
-OPENINGS = 5  # of which the median is taken
 
 
 @dataclass
@@ -182,7 +182,7 @@ def first_picture(bench: Bench) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (s.height, s.width, 3), np.uint8)
     seconds, opened = [], []
     with bench.pool(config) as pool:
-        for _ in range(1 + OPENINGS):  # the first captures the chunk
+        for _ in range(1 + bench.options.openings):  # the first captures the chunk
             began = time.perf_counter()
             with pool.open_session(text=golden_text(config), image=picture) as session:
                 steer(session)
@@ -256,7 +256,7 @@ class _Clock:
 
 def _with_vae(bench: Bench) -> VideoBuild:
     """Return the build with Wan's VAE, its engines compiled."""
-    vae = WanVaeConfig() if bench.options.preset != TINY else WanVaeConfig(base_dim=8)
+    vae = WanVaeConfig() if bench.options.preset != TINY else TRIAL_VAE
     config = bench.config().changed(vae=vae)
     bench.compile([config])
     return config

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from scripts.bench.counting import paced_times, peak_bytes
-from scripts.bench.full_model import FAST, FullModelBench, measure, steady
+from scripts.bench.full_model import FAST, TRIAL_VAE, FullModelBench, measure, steady
 from seko_export import BuildOptions
 from seko_export.config.stream import REBUILD
 from seko_export.config.video import VideoBuild
@@ -60,7 +60,7 @@ class Bench(FullModelBench):
         """Return a build of a preset with its VAE, over an exact cache; in a trial of the small model in its loop."""
         own = {"preset": preset, **more} if self.on_gpu else {"preset": self.options.preset, **SMALL[preset]}
         config = resolve_build(BuildOptions(no_vae=True, no_text=True, **own)).config
-        return config.changed(vae=WanVaeConfig() if self.on_gpu else WanVaeConfig(base_dim=8))
+        return config.changed(vae=WanVaeConfig() if self.on_gpu else TRIAL_VAE)
 
     def shape(self, config: VideoBuild) -> str:
         """Return what rows call a build."""
@@ -95,7 +95,7 @@ def reuse(bench: Bench) -> None:
 def video_in(bench: Bench) -> None:
     """A steady stream over a film of noise, with every frame on the host."""
     config = bench.config(strength=STRENGTH, timesteps=TWO_PASSES, shift=5.0)
-    config = config.changed(vae=WanVaeConfig() if bench.on_gpu else WanVaeConfig(base_dim=8))
+    config = config.changed(vae=WanVaeConfig() if bench.on_gpu else TRIAL_VAE)
     bench.compile([config])
     s = config.workload.stream
     film = np.random.default_rng(0).integers(0, 256, (48, s.height, s.width, 3), np.uint8)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from scripts.bench.full_model import FAST, FullModelBench, measure
+from scripts.bench.full_model import FAST, TRIAL_VAE, FullModelBench, measure
 from scripts.bench.serve import Served, encode, misses, overhead
 from seko_export import BuildOptions
 from seko_export.config.video import VideoBuild
@@ -45,7 +45,7 @@ class Bench(FullModelBench):
             if small:
                 more |= {"height": 320, "width": 576, "ring_frames": 12}
         resolved = resolve_build(BuildOptions(preset=preset, no_vae=True, no_text=True, **more))
-        return resolved.config.changed(vae=WanVaeConfig(base_dim=8) if self.tiny else WanVaeConfig())
+        return resolved.config.changed(vae=TRIAL_VAE if self.tiny else WanVaeConfig())
 
     @contextmanager
     def served(self, config: VideoBuild) -> Iterator[tuple[Served, str]]:
@@ -106,11 +106,16 @@ def _s3(bench: Bench) -> None:
         )
 
 
+def _encode(bench: Bench) -> None:
+    if not bench.options.prepare:
+        encode(bench.options.rows, **({"size": (48, 80)} if bench.options.trial else {}))
+
+
 PARTS: dict[str, Callable[[Bench], None]] = {
     "overhead": _overhead,
     "misses": _misses,
     "s3": _s3,
-    "encode": lambda bench: None if bench.options.prepare else encode(bench.options.rows),
+    "encode": _encode,
 }
 
 

@@ -31,13 +31,14 @@ from scripts.bench.vae_engines import (
     rms,
     timed,
 )
+from scripts.random_vae import SIZES
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host.environment import local_gpu_arch, resolve_target
-from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
+from seko_export.media.wan_vae.config import WAN_2_1, WAN_2_2, WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
 from seko_kernels.tuned_conv import has_fp8_convolutions
 
@@ -113,12 +114,24 @@ def run(options: argparse.Namespace) -> None:
         compare(config, weights, latents, options, described(config, options.vae), build_s)
 
 
+def case_of(name: str) -> Case:
+    """Return the case of a VAE; that of a trial's, whose name ends in ``-tiny``, is the full one's."""
+    return CASES[name.removesuffix("-tiny")]
+
+
+def config_of(name: str) -> WanVaeConfig:
+    """Return the VAE of a name."""
+    config = SIZES[name]
+    assert isinstance(config, WanVaeConfig), name
+    return config
+
+
 def build_config(
     height: int | None, width: int | None, name: str, ranks: int = 1, *, fp8: bool = False
 ) -> tuple[VideoBuild, WanVaeConfig]:
-    """Return a build with the VAE of this name, one of `CASES`, for this machine, and its VAE."""
+    """Return a build with the VAE of this name, for this machine, and its VAE."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    case, vae = CASES[name], replace(VAE_PRESETS[name], fp8=fp8)
+    case, vae = case_of(name), replace(config_of(name), fp8=fp8)
     if fp8 and not has_fp8_convolutions(resolve_target("auto").arch, vae.fp8_channels):
         raise SystemExit(
             f"no fp8 convolution of {name} was measured on this GPU: run python -m scripts.bench vae_kernels"
@@ -143,7 +156,7 @@ def build_config(
 
 def described(config: VideoBuild, name: str) -> str:
     """Return what is decoded, for a row."""
-    stream, case = config.workload.stream, CASES[name]
+    stream, case = config.workload.stream, case_of(name)
     return (
         f"{case.title}, {stream.height}x{stream.width}, {case.latents} latents, {config.workload.kv_scheme}"
         f"{', fp8 convolutions' if in_fp8(config) else ''}"

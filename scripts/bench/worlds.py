@@ -31,6 +31,7 @@ from scripts.bench.counting import paced_times, peak_bytes, spread
 from scripts.bench.full_model import (
     FAST,
     PLAIN,
+    TRIAL_VAE,
     FullModelBench,
     compiled_engines,
     measure,
@@ -69,7 +70,7 @@ from pathlib import Path
 from seko_serve.client import AsyncClient
 from seko_serve.protocol import Media
 
-async def run(url, presses, picture):
+async def run(url, presses, picture, begin):
     image = base64.b64encode(Path(picture).read_bytes()).decode()
     async with AsyncClient(url) as client:
         await client.open(codecs=["h264"], image=image)
@@ -84,9 +85,9 @@ async def run(url, presses, picture):
                 continue
             if message["type"] == "applied" and sent is not None and message["id"] == sent[0]:
                 sent = (*sent[:2], message["chunk"])
-            if message["type"] == "chunk" and message["chunk"] < 8:
+            if message["type"] == "chunk" and message["chunk"] < begin:
                 await client.send("ack", chunk=message["chunk"])
-            elif message["type"] == "chunk" and message["chunk"] > 8:  # two are unshown: the row waits
+            elif message["type"] == "chunk" and message["chunk"] > begin:  # two are unshown: the row waits
                 if len(times) >= presses:
                     break
                 held, pressed = keys[len(times) % 2]["codes"][:1], time.monotonic()
@@ -95,7 +96,7 @@ async def run(url, presses, picture):
         await client.close()
     print(json.dumps(times))
 
-asyncio.run(run(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+asyncio.run(run(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
 """
 
 
@@ -107,7 +108,7 @@ from pathlib import Path
 from seko_serve.client import AsyncClient
 from seko_serve.protocol import Media
 
-async def run(url, presses, picture, fps):
+async def run(url, presses, picture, begin, fps):
     image = base64.b64encode(Path(picture).read_bytes()).decode()
     random.seed(0)
     shown, applied, times, late = {}, {}, [], 0  # by chunk: when its first frame is shown; by control: its chunk
@@ -140,7 +141,7 @@ async def run(url, presses, picture, fps):
                     async with news:
                         shown[message.chunk] = max(now, ends[-1])
                         news.notify_all()
-                    if message.chunk == 8:
+                    if message.chunk == begin:
                         tasks.append(asyncio.create_task(press()))
                 continue
             if message["type"] == "applied":
@@ -157,7 +158,7 @@ async def run(url, presses, picture, fps):
         await client.close()
     print(json.dumps({"times": times, "late": late}))
 
-asyncio.run(run(sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4])))
+asyncio.run(run(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), float(sys.argv[5])))
 """
 
 
@@ -178,11 +179,7 @@ class Bench(FullModelBench):
             more |= {"sessions": sessions, "batch": tuple(n for n in (1, 2, 4, 8) if n <= sessions)}
         asked = BuildOptions(preset=self.options.preset, no_vae=True, no_text=True, **more)
         config = resolve_build(asked).config
-        return (
-            config.changed(vae=WanVaeConfig(base_dim=8) if self.tiny else WanVaeConfig())
-            if decoded
-            else config
-        )
+        return config.changed(vae=TRIAL_VAE if self.tiny else WanVaeConfig()) if decoded else config
 
     def shape(self, config: VideoBuild) -> str:
         """Return what rows call a build."""
@@ -303,6 +300,11 @@ def _start_picture(bench: Bench, config: VideoBuild) -> Path:
     return picture
 
 
+def _presses(bench: Bench, config: VideoBuild) -> tuple[int, Path, int]:
+    """Return how often a viewer presses a key, the picture that he begins with, and the chunk before the first key."""
+    return bench.options.presses, _start_picture(bench, config), bench.options.keys_from
+
+
 def key(bench: Bench) -> None:
     """One viewer who presses a key whenever the row waits for him, of chunks decoded whole and in parts."""
     latents = bench.config()
@@ -315,9 +317,7 @@ def key(bench: Bench) -> None:
 def _key(bench: Bench, config: VideoBuild, chunk_ms: float) -> None:
     bench.compile([config])
     with Served(lambda: bench.world(config)) as served:
-        times = json.loads(
-            python("-c", PRESSES, served.url, bench.options.presses, _start_picture(bench, config))
-        )
+        times = json.loads(python("-c", PRESSES, served.url, *_presses(bench, config)))
     figures = spread(times)
     bench.row("serve_key_to_picture", config, figures["p99"] / chunk_ms, "p99, from a key's event, where the row waits "
               "for its viewer, to the first frame that follows it / chunk", chunk_ms=chunk_ms, presses=len(times),
@@ -330,8 +330,7 @@ def played(bench: Bench) -> None:
     bench.compile([config])
     for lead_s in (None, LEAD_S):
         with Served(lambda: bench.world(config), lead_s=lead_s) as served:
-            picture = _start_picture(bench, config)
-            seen = json.loads(python("-c", PLAYED, served.url, bench.options.presses, picture, WATCHED_FPS))
+            seen = json.loads(python("-c", PLAYED, served.url, *_presses(bench, config), WATCHED_FPS))
             chunk_ms = 1e3 * served.chunk_frames / WATCHED_FPS
         figures = spread(seen["times"])
         bench.row("serve_key_to_shown", config, figures["p99"] / chunk_ms, "p99, from a key's event at any time to the "

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.bench.trials import tried
+
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 
-
-def run(tmp_path: Path, case: str, *more: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return what a case says last, and its rows; its exit code says whether all parts made theirs."""
-    rows = tmp_path / "rows.jsonl"
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.bench",
-        case,
-        "--trial",
-        "--work",
-        str(tmp_path),
-        "--rows",
-        str(rows),
-    ]
-    done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=False)
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert done.returncode == bool(summary["failed"] or summary["skipped"]), done.stderr[-2000:]
-    return summary, [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+def rows_of(tmp_path: Path, case: str) -> list[dict[str, Any]]:
+    """Return the rows of a case of which no part failed."""
+    trial = tried(tmp_path, case)
+    assert (trial.code, trial.summary["failed"]) == (0, {})
+    return trial.rows
 
 
 def test_every_part_of_lingbot_makes_its_row(tmp_path: Path) -> None:
-    report, rows = run(tmp_path, "lingbot")
-    assert report["failed"] == {}
+    rows = rows_of(tmp_path, "lingbot")
     assert [row["figure"] for row in rows] == [
         "lingbot_v2_chunk_ms",
         "lingbot_v2_chunk_ms",
@@ -56,8 +39,7 @@ def test_every_part_of_lingbot_makes_its_row(tmp_path: Path) -> None:
 
 
 def test_every_part_of_loops_makes_its_row(tmp_path: Path) -> None:
-    report, rows = run(tmp_path, "loops")
-    assert report["failed"] == {}
+    rows = rows_of(tmp_path, "loops")
     figures = ["context_reuse_vs_pass", "v2v_fps_1p3b", "rolling_fps", "krea14_fps"]
     assert [row["figure"] for row in rows] == figures
     assert all(row["value"] > 0 for row in rows)
@@ -65,8 +47,7 @@ def test_every_part_of_loops_makes_its_row(tmp_path: Path) -> None:
 
 
 def test_every_part_of_seko_talk_makes_its_row(tmp_path: Path) -> None:
-    report, rows = run(tmp_path, "seko_talk")
-    assert report["failed"] == {}
+    rows = rows_of(tmp_path, "seko_talk")
     step, heard, launches, fits, hybrid = rows
     assert [row["figure"] for row in rows] == [
         "talk_step_vs_compiled",
@@ -84,8 +65,7 @@ def test_every_part_of_seko_talk_makes_its_row(tmp_path: Path) -> None:
 
 
 def test_every_part_of_worlds_makes_its_row(tmp_path: Path) -> None:
-    report, rows = run(tmp_path, "matrix_game")
-    assert report["failed"] == {}
+    rows = rows_of(tmp_path, "matrix_game")
     fps, fps_parts, compiled, key, key_parts, _, _, sessions, late = rows
     figures = ["mg2_fps", "mg2_step_vs_compiled", "serve_key_to_picture", "serve_key_to_shown"]
     figures += ["worlds_sessions", "worlds_misses"]
@@ -102,12 +82,11 @@ def test_every_part_of_worlds_makes_its_row(tmp_path: Path) -> None:
     assert (sessions["value"] + refused, sessions["late"]) == (2, late["value"])
     assert sessions["value"] >= 1
     assert sessions["chunks"] >= 4
-    report, rows = run(tmp_path, "minwm")
-    assert report["failed"] == {}
-    assert [row["figure"] for row in rows][-1] == "minwm_fps"
+    assert [row["figure"] for row in rows_of(tmp_path, "minwm")] == ["minwm_fps"]
 
 
 def test_what_begins_too_late_is_named(tmp_path: Path) -> None:
-    report, rows = run(tmp_path, "lingbot", "--seconds", "0")
-    assert report["skipped"] == ["chunk", "compiled", "share", "key", "first_picture", "fits"]
-    assert rows == []
+    trial = tried(tmp_path, "lingbot", "--seconds", "0")
+    assert trial.code == 1
+    assert trial.summary["skipped"] == ["chunk", "compiled", "share", "key", "first_picture", "fits"]
+    assert trial.rows == []

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.bench.trials import tried
 
 
 @pytest.fixture
@@ -104,28 +101,17 @@ def test_kernels_are_compared_with_a_ranks_share(processes: ModuleType) -> None:
     [
         ("ranks_drawn", ["sp2_s5", "sp2_s5_rank_skew_ms", "sp_equal"]),
         ("ranks_decode", ["sp2_vae"]),
-        ("ranks_video", ["sp2_14b_fps"]),
         ("ranks_lingbot", ["lingbot_fps_2gpu"]),
         ("ranks_talk", ["talk_realtime_2gpu"]),
     ],
 )
 def test_two_ranks_on_a_cpu_make_the_rows(case: str, figures: list[str], tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    command = [sys.executable, "-m", "scripts.bench", case, "--trial"]
-    done = subprocess.run(
-        [*command, "--work", str(tmp_path / "work"), "--rows", str(rows)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == {"failed": []}
-    written = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [row["figure"] for row in written] == figures
+    trial = tried(tmp_path, case)
+    assert (trial.code, trial.summary) == (0, {"failed": []})
+    assert [row["figure"] for row in trial.rows] == figures
     if "sp_equal" in figures:
-        first, *later = written[-1]["by_chunk"]
+        first, *later = trial.rows[-1]["by_chunk"]
         assert first < 1e-6  # it reads no past
         assert max(later) < 1e-4  # the past is FP4, of which another sum may flip a code on some processors
     if case == "ranks_decode":
-        assert written[-1]["levels_apart"] <= 1
+        assert trial.rows[-1]["levels_apart"] <= 1

@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from tests.bench.trials import tried
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 
 
 def test_parts_make_their_rows(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.bench",
-        "serve",
-        "--trial",
-        "--work",
-        str(tmp_path),
-        "--rows",
-        str(rows),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    results = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [row["figure"] for row in results] == ["serve_misses_s3", "serve_encode_cores"]
-    late, cores = results
+    trial = tried(tmp_path, "serve")
+    assert (trial.code, trial.summary["failed"]) == (0, {})
+    assert [row["figure"] for row in trial.rows] == ["serve_misses_s3", "serve_encode_cores"]
+    late, cores = trial.rows
     assert late["chunks"] >= 4 - 2  # but for the one that each viewer collects
     assert cores["value"] > 0
 
