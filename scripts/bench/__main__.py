@@ -19,8 +19,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from scripts.bench.cases import CASES, ROOT, Case
 
 
@@ -103,6 +101,8 @@ def module_of(case: Case) -> Any:
 
 def this_machine() -> str:
     """Return the name of the file of docs/benchmarks that has the rows of this machine's GPU, or of a CPU."""
+    import torch  # here: a case that runs in a process of its own, or cannot run, needs none
+
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     model = re.search(r"\b[A-Z]+\d+\w*", name)
     return model[0].lower() if model else "cpu"
