@@ -227,7 +227,7 @@ def watched(
         admitted = report["served"]
 
 
-def encode(rows: Path, viewers: int = 8, fps: int = 16, size: tuple[int, int] = (480, 832)) -> None:
+def encode(rows: Path, size: tuple[int, int], viewers: int = 8, fps: int = 16) -> None:
     """Append ``serve_encode_cores``, of frames with edges, slow movement and grain."""
     height, width = size
     random = np.random.default_rng(0)

@@ -108,7 +108,7 @@ def _s3(bench: Bench) -> None:
 
 def _encode(bench: Bench) -> None:
     if not bench.options.prepare:
-        encode(bench.options.rows, **({"size": (48, 80)} if bench.options.trial else {}))
+        encode(bench.options.rows, size=(48, 80) if bench.options.trial else (480, 832))
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {

@@ -350,5 +350,5 @@ def layer_milliseconds(case: Case, tiles: ConvTiles | None) -> float:
 def milliseconds(call: Callable[[], object]) -> float:
     """Return the median of a call's time: on a GPU of captured calls, replayed."""
     if INTERPRETED:
-        return min(chunk_times(call, 2))
+        return chunk_times(call, 1)[0]
     return round(captured_ms(call), 4)
