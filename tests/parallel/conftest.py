@@ -1,5 +1,5 @@
-"""One artifact of two ranks for the whole folder, and the same model's stream on one. On GPUs `scripts/rank_proof.py`
-shows what these tests show on processes of a CPU."""
+"""Artifacts of two ranks for the whole folder, one of them compiled, and the same model on one. On GPUs
+`scripts/rank_proof.py` shows what these tests show on processes of a CPU."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from scripts.random_checkpoint import write_random_checkpoint
 from seko_export import build_steps
 from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.config.video import VideoBuild
+from seko_export.media.sources import MediaSources
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
-from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.backends import runtime_backend
 from tests.conftest import Built, build_once
-from tests.export.media_files import VAE, write_vae
+from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae
+from tests.support.shared import made_once
 from tests.support.uncompiled import leave_uncompiled
 
 SIDE = 48  # pixels; a latent frame then has 9 tokens, which two ranks do not divide
@@ -37,16 +40,22 @@ def one_thread_a_rank() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The tiny model and VAE for two ranks, rank 1 with padding; engines of AOTInductor, a pool. Not to be changed."""
-    vae = write_vae(tmp_path_factory.mktemp("ranks_vae"))
-    return build_once(tmp_path_factory, "ranks", *LAYOUT, "--ranks", "2", "--vae", str(vae))
+    """The tiny model for two ranks, rank 1 with padding; engines of AOTInductor, a pool. Not to be changed."""
+    return build_once(tmp_path_factory, "ranks", *LAYOUT, "--ranks", "2")
 
 
-@pytest.fixture(scope="module")
-def opened(two: Built) -> Iterator[OpenArtifact]:
-    """That artifact, its two processes running."""
-    with open_artifact(two.folder) as artifact:
-        yield artifact
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same build with a VAE and a text encoder, and exported programs as engines. Not to be changed."""
+
+    def make(folder: Path) -> None:
+        text = write_text_encoder(folder / "text")
+        media = MediaSources(
+            vae=write_vae(folder / "vae"), text_encoder=text, tokenizer=text / "tokenizer.json"
+        )
+        build_of_programs(folder, one_gpu().changed(ranks=2, vae=VAE, text=TEXT), media)
+
+    return made_once(tmp_path_factory, "programs-ranks", make) / "artifact"
 
 
 @contextmanager
@@ -69,10 +78,24 @@ def ranks_of_programs() -> Iterator[None]:
         yield
 
 
+def build_of_programs(folder: Path, config: VideoBuild, media: MediaSources) -> None:
+    """Build an artifact of random weights in a folder, of programs that each rank runs op by op."""
+    write_random_checkpoint(folder / "tiny", config.model, seed=0, dtype=torch.float32)
+    with ranks_of_programs():
+        build_steps.build_artifact(
+            config,
+            folder / "tiny",
+            folder / "artifact",
+            media=media,
+            backend="compile",
+            compiler_cache=False,
+        )
+
+
 def one_gpu() -> VideoBuild:
-    """Return the configuration of the same build for one rank."""
+    """Return the configuration of the artifact `two` for one rank."""
     options = BuildOptions(preset="tiny", height=SIDE, width=SIDE, sessions=2, batch=(2,), target="cpu")
-    return resolve_build(options).config.changed(vae=VAE)
+    return resolve_build(options).config
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from seko_runtime import open_artifact
 from seko_runtime.errors import RankLostError
 
-PATIENCE_S = 60.0
+PATIENCE_S = 60.0  # until a test gives up; what it waits for takes seconds
 
 
 def kill_once(folder: Path, rank: int, delay: float) -> dict[str, Any]:
@@ -58,10 +58,7 @@ def kill_once(folder: Path, rank: int, delay: float) -> dict[str, Any]:
         finally:
             thread.join()
         _expect(f"rank {rank} of" in error, f"rank {rank} was killed, and the error is {error!r}")
-    deadline = time.monotonic() + PATIENCE_S
-    while any(map(is_running, members)):
-        _expect(time.monotonic() < deadline, f"processes {[*filter(is_running, members)]} are left")
-        time.sleep(0.05)
+    await_all(members)
     return {"rank": rank, "chunks": chunks, "seconds": seconds - killed[0], "error": error}
 
 
@@ -109,6 +106,14 @@ def is_running(process: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+def await_all(processes: Iterable[int]) -> None:
+    """Wait until these have ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    while left := [*filter(is_running, processes)]:
+        _expect(time.monotonic() < deadline, f"processes {left} are left")
+        time.sleep(0.05)
 
 
 def _expect(true: bool, otherwise: str) -> None:

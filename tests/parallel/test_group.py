@@ -28,8 +28,7 @@ from seko_runtime.sessions.ranked_rows import rows_over_ranks
 from seko_runtime.video.pool import Pool, Session
 from seko_runtime.video.row_numbers import STATE_FORM
 from seko_runtime.video.rows import VideoRows
-from tests.parallel.rank_faults import is_running
-from tests.parallel.test_faults import PATIENCE_S, await_all
+from tests.parallel.rank_faults import PATIENCE_S, await_all, is_running
 from tests.runtime import toy_whole
 
 MODULE = "tests.parallel.plain_rank"
@@ -273,35 +272,59 @@ def test_an_answer_of_an_unknown_class_ends_the_group(group: RankGroup) -> None:
         group.call("own", seconds=PATIENCE_S)
 
 
-def test_what_libraries_leave_in_the_temporary_folder_goes_with_the_group(group: RankGroup) -> None:
+def folder_of(group: RankGroup) -> Path:
+    """Return the ranks' temporary folder, in which something was left as libraries do."""
     folder = Path(group.call("echo", seconds=PATIENCE_S).results[1]["temporary"])
     (folder / "aotinductor_left").mkdir()
+    return folder
+
+
+def test_closing_ends_all_processes_and_leaves_no_thread_and_no_file() -> None:
+    before = threading.active_count()
+    group = RankGroup(MODULE, 2, {}, seconds=PATIENCE_S)
+    members, folder = group.processes, folder_of(group)
+    group.close()
+    group.close()
+    assert not any(map(is_running, members))
+    assert threading.active_count() <= before
+    assert not folder.exists()
+
+
+def test_a_rank_that_dies_while_nothing_is_asked_ends_the_others_and_leaves_no_file(group: RankGroup) -> None:
+    folder = folder_of(group)
+    os.kill(group.processes[1], signal.SIGKILL)
+    await_all(group.processes)
+    with pytest.raises(RankLostError, match=r"rank 1 of 2 .* was ended by signal 9"):
+        group.call("echo", seconds=PATIENCE_S)
     group.close()
     assert not folder.exists()
 
 
 FORKING_CALLER = f"""
-import os, sys, time
+import os, signal, time
 from seko_runtime.parallel.group import RankGroup
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins without
 group = RankGroup({MODULE!r}, 2, {{}}, seconds=60)
 child = os.fork()
 if not child:
     time.sleep(600)
 print(group._folder, child, *group.processes, flush=True)
-time.sleep(600)
+group.call("wait", {{"seconds": 600}}, seconds=600)
 """
 
 
-def test_no_process_outlives_a_killed_caller_whose_own_child_lives_on() -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_a_caller_whose_own_child_lives_on(number: signal.Signals) -> None:
     """The child has inherited the sockets, so their other ends stay open."""
     command = [sys.executable, "-W", "ignore", "-c", FORKING_CALLER]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as caller:
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **quiet, text=True, env=environ) as caller:
         folder, *processes = caller.stdout.readline().split()
         child, *members = map(int, processes)
-        caller.kill()
+        caller.send_signal(number)
     try:
-        await_all(tuple(members))
+        await_all(members)
         assert not Path(folder).exists()
         assert is_running(child)
     finally:

@@ -1,9 +1,11 @@
-"""Pools of two ranks: the sessions of one GPU's pool, and snapshots that either opens."""
+"""Pools of two ranks: the sessions of one GPU's pool, snapshots that either opens, and a server of them."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,46 +15,29 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from scripts.random_checkpoint import write_random_checkpoint
-from seko_export import build_steps
-from seko_export.media.sources import MediaSources
-from seko_runtime import OpenArtifact, open_artifact
-from seko_runtime.errors import PoolFullError, RankLostError, SnapshotError, UsageError
+from seko_runtime import OpenArtifact, open_artifact, read_manifest
+from seko_runtime.errors import PoolFullError, RankLostError, SessionClosedError, SnapshotError, UsageError
+from seko_runtime.opening.artifact import open_rank
 from seko_runtime.video.chunk import Chunk
-from seko_runtime.video.pool import Pool
+from seko_runtime.video.contract import ENCODER_PROGRAMS
+from seko_runtime.video.pool import Pool, Session
 from seko_runtime.video.row_numbers import stream_content
-from tests.export.media_files import write_vae
-from tests.parallel.conftest import one_gpu, ranks_of_programs, weights_of
-from tests.parallel.test_faults import run_on
-from tests.parallel.test_ranks import same_pictures
+from seko_serve.client import AsyncClient
+from seko_serve.fleet.box import Box
+from seko_serve.fleet.directory import MemoryDirectory
+from seko_serve.run import device
+from seko_serve.settings import Settings
+from tests.export.media_files import TEXT, VAE
+from tests.parallel.conftest import SIDE, one_gpu, ranks_of_programs, weights_of
+from tests.parallel.rank_faults import is_running
 from tests.runtime import toy
+from tests.serve.test_fleet_gateway import to_the_end
+from tests.serve.test_server import watch
 from tests.support.eager_pool import eager_pool
-from tests.support.shared import made_once
 
+ENCODER = ("conv1", "encoder")  # parts of the VAE's names that encode
+SERVED_S = 200.0  # until the server's test gives up
 CHUNKS = 4  # the ring of six frames behind a sink of one wraps with the third
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifact `two` with exported programs as engines, which torch runs op by op. Not to be changed."""
-
-    def make(folder: Path) -> None:
-        folder.mkdir()
-        config = one_gpu().changed(ranks=2)
-        write_random_checkpoint(
-            folder / "tiny.pt", config.model, format="self-forcing", seed=0, dtype=torch.float32
-        )
-        with ranks_of_programs():
-            build_steps.build_artifact(
-                config,
-                folder / "tiny.pt",
-                folder / "artifact",
-                media=MediaSources(vae=write_vae(folder / "vae")),
-                backend="compile",
-                compiler_cache=False,
-            )
-
-    return made_once(tmp_path_factory, "programs-ranks", make) / "artifact"
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +52,7 @@ def single(programs: Path, opened: OpenArtifact) -> Iterator[Pool]:
     """The pool of the same build on one GPU: its modules, eager."""
     with (
         torch.no_grad(),
-        eager_pool(one_gpu(), weights_of(programs), opened.manifest) as pool,
+        eager_pool(one_gpu().changed(vae=VAE, text=TEXT), weights_of(programs), opened.manifest) as pool,
     ):
         yield pool
 
@@ -83,6 +68,12 @@ def text_of(pool: Pool, number: int) -> np.ndarray:
     """A text [1, tokens, text_dim] for each number."""
     shape = next(buffer.shape for buffer in pool.manifest.buffers if buffer.name == "text.embeddings")[1:]
     return np.random.default_rng(number).standard_normal((1, *shape)).astype(np.float32)
+
+
+def same_pictures(found: np.ndarray, expected: np.ndarray) -> bool:
+    """Return whether video frames differ by rounding at most: few numbers, by one level of 255."""
+    apart = np.abs(found.astype(int) - expected)
+    return found.shape == expected.shape and apart.max() <= 1 and (apart > 0).mean() <= 1e-3
 
 
 def near(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.ndarray], bound: float) -> bool:
@@ -122,7 +113,7 @@ def life(pool: Pool) -> list[tuple[np.ndarray, np.ndarray]]:
     return chunks
 
 
-def test_sessions_of_a_pool_are_those_of_one_gpu(single: Pool, several: Pool) -> None:
+def test_sessions_of_a_pool_are_those_of_one_gpu(opened: OpenArtifact, single: Pool, several: Pool) -> None:
     bound = several.manifest.workload.golden.tolerance  # that of engines against the eager model
     for found, expected in zip(life(several), life(single), strict=True):
         assert near(found, expected, bound)
@@ -130,6 +121,8 @@ def test_sessions_of_a_pool_are_those_of_one_gpu(single: Pool, several: Pool) ->
     assert several.stats.chunks == single.stats.chunks
     with pytest.raises(UsageError, match="text has shape"):
         several.open_session(text=np.zeros((1, 2, 3), np.float32))
+    with pytest.raises(UsageError, match="one session or pool at a time"):
+        opened.open_pool()
     assert several.free == 2
 
 
@@ -190,30 +183,100 @@ def test_a_snapshot_of_other_weights_model_or_layout_is_refused(
             several.restore(tmp_path / "snapshot")
 
 
+def run_on(session: Session) -> None:
+    """Make chunks until it fails."""
+    while True:
+        session.run_chunk()
+
+
 @pytest.mark.slow  # a second group; that the death of a rank is told, test_group.py shows
-def test_a_snapshot_and_a_paused_session_outlive_their_ranks(
+def test_a_rank_that_dies_ends_its_group_alone_and_sessions_outlive_it(
     programs: Path, opened: OpenArtifact, tmp_path: Path
 ) -> None:
+    """All get one error. What was saved or paused goes on in another group, which did not notice."""
     with open_artifact(programs) as artifact, artifact.open_pool() as pool:
+        members = artifact.processes
         running, paused = (pool.open_session(seed=n, text=text_of(pool, n)) for n in (1, 2))
         pool.run([running, paused])
         running.save(tmp_path / "running")
         paused.pause()
-        os.kill(artifact.processes[1], signal.SIGKILL)
-        with pytest.raises(RankLostError, match="rank 1 of 2"):
+        os.kill(members[1], signal.SIGKILL)
+        with pytest.raises(RankLostError, match="rank 1 of 2") as first:
             run_on(running)
+        assert not any(map(is_running, members))
         paused.save(tmp_path / "paused")
-        with pytest.raises(RankLostError, match="rank 1 of 2"):
+        with pytest.raises(RankLostError, match="rank 1 of 2") as second:
             running.save(tmp_path / "late")
+        assert str(second.value) == str(first.value)
         running.close()
         paused.close()
+    with pytest.raises(SessionClosedError):
+        running.run_chunk()
+    with pytest.raises(SessionClosedError):
+        artifact.open_pool()
     with opened.open_pool() as pool:
         for number, name in ((1, "running"), (2, "paused")):
             with pool.open_session(seed=number, text=text_of(pool, number)) as alone:
-                first = alone.run_chunk().to_host()
+                before = alone.run_chunk().to_host()
                 expected = alone.run_chunk().to_host()
             with pool.restore(tmp_path / name) as session:
                 found = session.run_chunk()
                 assert found.index == 1
                 assert np.array_equal(found.to_host(), expected)
-                assert not np.array_equal(expected, first)
+                assert not np.array_equal(expected, before)
+
+
+@pytest.mark.slow  # loads a rank's programs again
+def test_a_picture_is_encoded_by_rank_0_alone_and_begins_the_stream_of_all(
+    programs: Path, opened: OpenArtifact, single: Pool, several: Pool
+) -> None:
+    image = np.random.default_rng(1).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+
+    def first_chunk(pool: Pool, **picture: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        with pool.open_session(seed=1, text=text_of(pool, 1), **picture) as session:
+            return seen(session.run_chunk())
+
+    bound, expected = opened.manifest.workload.golden.tolerance, first_chunk(single, image=image)
+    assert near(first_chunk(several, image=image), expected, bound)
+    assert not near(first_chunk(single), expected, bound)
+    with open_rank(programs, rank=1) as other:
+        loaded = other.engines.loaded
+        lacking = {engine.name for engine in other.manifest.engines} - loaded.engines.keys()
+        assert lacking == {
+            call.engine for name in ENCODER_PROGRAMS for call in other.manifest.programs.get(name, ())
+        }
+        encoding = {weight.name for weight in other.manifest.weights if weight.name.split(".")[1] in ENCODER}
+        assert encoding
+        assert not encoding & loaded.weights.keys()
+
+
+@pytest.mark.slow  # a server with two processes of its own
+def test_a_server_of_two_ranks_makes_their_stream_and_saves_it(
+    programs: Path, several: Pool, tmp_path: Path
+) -> None:
+    chunks = 2
+
+    async def test() -> np.ndarray:
+        directory = MemoryDirectory(time.monotonic)
+        settings = Settings(programs, "cpu", port=0, snapshots=str(tmp_path / "store"), opens_per_s=1e5)
+        box = Box(settings, device(settings), lambda: directory, read_manifest(programs)[1])
+        serving = asyncio.create_task(box.serve())
+        while not box.started:
+            assert not serving.done(), serving
+            await asyncio.sleep(0.05)
+        async with AsyncClient(box.facts().inside) as client:
+            await client.open(codecs=["rgb24"], prompt="a b", seed=3)
+            media = (await watch(client, chunks))[0]
+            box.stop()
+            rest, code = await to_the_end(client)
+            assert code == "stopping"
+            await serving
+            name = client.ready["session"]
+        assert any(file.name.startswith(str(name)) for file in (tmp_path / "store").iterdir())
+        assert [packet.serial for packet in media + rest] == list(range(len(media + rest)))
+        return np.stack([np.frombuffer(packet.payload, np.uint8) for packet in media])
+
+    pictures = asyncio.run(asyncio.wait_for(test(), SERVED_S))
+    with several.open_session(seed=3, prompt="a b") as session:
+        expected = np.concatenate([session.run_chunk().video()[0] for _ in range(chunks)])
+    assert np.array_equal(pictures, expected.reshape(len(expected), -1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +16,12 @@ from seko_export.tools.profile_ranks import profile_artifact
 from seko_export.video.recording import golden_text
 from seko_runtime import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.cli.commands import main as runtime_command
-from seko_runtime.errors import EnvironmentLacksError, StaleChunkError, UsageError
-from seko_runtime.opening.artifact import check_ranks, open_rank
+from seko_runtime.errors import EnvironmentLacksError, UsageError
+from seko_runtime.opening.artifact import check_ranks
 from seko_runtime.opening.ranked_engines import rank_devices
 from seko_runtime.video.contract import resolve_video
 from tests.conftest import Built
-from tests.parallel.conftest import SIDE, one_gpu, weights_of
+from tests.parallel.conftest import one_gpu, weights_of
 from tests.support.stacked import eager_session, open_stacked
 
 pytestmark = pytest.mark.slow
@@ -29,14 +30,15 @@ CHUNKS = 7  # the ring of six frames behind a sink of one wraps twice
 SEEDS = (3, 4)
 
 
+@pytest.fixture(scope="module")
+def opened(two: Built) -> Iterator[OpenArtifact]:
+    """That artifact, its two processes running."""
+    with open_artifact(two.folder) as artifact:
+        yield artifact
+
+
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
-
-
-def same_pictures(found: np.ndarray, expected: np.ndarray) -> bool:
-    """Return whether video frames differ by rounding at most: few numbers, by one level of 255."""
-    apart = np.abs(found.astype(int) - expected)
-    return found.shape == expected.shape and apart.max() <= 1 and (apart > 0).mean() <= 1e-3
 
 
 @pytest.mark.shows("ranks")
@@ -56,41 +58,13 @@ def test_the_stream_is_that_of_one_rank_past_the_wrap(two: Built, opened: OpenAr
             assert found.index == number
             assert np.array_equal(found.frames, expected.frames)
             assert relative(found.to_host(), expected.to_host()) <= bound
-            assert same_pictures(found.video(), expected.video())
         single.restart_row(0, seed=5)
         several.restart_row(0, seed=5)
         found, expected = several.run_chunk(), single.run_chunk()
         assert relative(found.to_host(), expected.to_host()) <= bound
-        assert all(map(same_pictures, found.video_rows(), expected.video_rows()))
         caches = single.cache_sample(1), several.cache_sample(1)
         assert all(relative(caches[1][name], caches[0][name]) <= bound for name in caches[0])
         assert several.stats.chunks == CHUNKS + 1
-
-
-def test_a_picture_is_encoded_by_rank_0_alone_and_begins_the_stream_of_all(
-    two: Built, opened: OpenArtifact
-) -> None:
-    config, weights = one_gpu().as_batch, weights_of(two.folder)
-    text, image = golden_text(config), np.random.default_rng(1).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
-    bound = opened.manifest.workload.golden.tolerance
-    with (
-        eager_session(config, weights, text, SEEDS) as single,
-        open_stacked(opened, SEEDS, text, image=image) as several,
-    ):
-        plain = single.run_chunk().to_host()
-        single.restart_row(0, image=image)
-        single.restart_row(1, image=image)
-        expected, found = single.run_chunk().to_host(), several.run_chunk().to_host()
-        assert relative(found, expected) <= bound < relative(plain, expected)
-    with open_rank(two.folder, rank=0) as first, open_rank(two.folder, rank=1) as second:
-        ours, others = first.engines.loaded, second.engines.loaded
-        only_first = ours.engines.keys() - others.engines.keys()
-        assert only_first == {call.engine for call in first.manifest.programs["encode"]}
-        assert not others.engines.keys() - ours.engines.keys()
-        assert {name.split(".")[1] for name in ours.weights.keys() - others.weights.keys()} == {
-            "conv1",
-            "encoder",
-        }
 
 
 def test_it_verifies_and_says_what_it_is(
@@ -106,37 +80,15 @@ def test_it_verifies_and_says_what_it_is(
     )  # of one rank, float32
 
 
-def test_the_command_writes_a_video(two: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    video = tmp_path / "video.y4m"
-    assert runtime_command(["run", str(two.folder), "--chunks", "2", "-o", str(video), "--json"]) == 0
-    assert video.stat().st_size > SIDE * SIDE * 21
+def test_the_command_writes_the_chunks(
+    two: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "latents.npy"
+    assert runtime_command(["run", str(two.folder), "--chunks", "2", "-o", str(made), "--json"]) == 0
+    assert np.isfinite(np.load(made)).all()
     report = json.loads(capsys.readouterr().out)
-    assert (report["chunks"], report["video_frames"]) == (2, 21)
+    assert report["chunks"] == 2
     assert all(error["golden"] <= error["tolerance"] for error in report["errors"])
-
-
-def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(opened: OpenArtifact) -> None:
-    with open_stacked(opened, SEEDS) as session:
-        with pytest.raises(UsageError, match="text has shape"):
-            session.set_text(np.zeros((2, 2, 3), np.float32))
-        with pytest.raises(UsageError, match="one session or pool at a time"):
-            open_stacked(opened, SEEDS)
-        first = session.run_chunk()
-        first.video()
-        for _ in range(4):
-            session.run_chunk()
-        with pytest.raises(StaleChunkError, match="the frames of chunk 0"):
-            first.video()
-        session.restart_row(0)
-        session.restart_row(1)
-        session.run_chunk()
-        with pytest.raises(UsageError, match="expected an array of numbers"):
-            session.set_text(object())
-        first = session.run_chunk().to_host()
-        session.restart_row(0)
-        session.restart_row(1)
-        session.run_chunk()
-        assert np.array_equal(session.run_chunk().to_host(), first)
 
 
 def test_another_number_of_ranks_is_refused(two: Built) -> None:

@@ -10,8 +10,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from scripts.random_checkpoint import write_random_checkpoint
-from seko_export import build_steps
 from seko_export.config.pool import PoolConfig
 from seko_export.config.video import VideoBuild
 from seko_export.families.seko_talk import audio
@@ -22,7 +20,7 @@ from seko_export.media.sources import MediaSources
 from seko_export.video.recording import golden_text
 from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.video.pool import Pool, Session
-from tests.parallel.conftest import ranks_of_programs, weights_of
+from tests.parallel.conftest import build_of_programs, ranks_of_programs, weights_of
 from tests.seko_talk.streams import random_reference, talk_config, write_hubert
 from tests.support.eager_pool import eager_pool
 from tests.support.shared import made_once
@@ -50,17 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder.mkdir()
         write_hubert(folder / "hubert", 48)
         config = config_of(folder / "hubert").changed(ranks=2)
-        write_random_checkpoint(folder / "tiny", config.model, seed=0, dtype=torch.float32)
-        media = MediaSources(audio_encoder=folder / "hubert")
-        with ranks_of_programs():
-            build_steps.build_artifact(
-                config,
-                folder / "tiny",
-                folder / "artifact",
-                media=media,
-                backend="compile",
-                compiler_cache=False,
-            )
+        build_of_programs(folder, config, MediaSources(audio_encoder=folder / "hubert"))
 
     return made_once(tmp_path_factory, "talk-ranks", make)
 
