@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-EPS, THETA = 1e-6, 10_000.0
+from tests.truth.naive_wan import NaiveWan, attend, layer_norm, turn
 
 
-class NaiveMinwm:
+class NaiveMinwm(NaiveWan):
     """One stream's model, in float64.
 
     Parameters
@@ -31,11 +31,9 @@ class NaiveMinwm:
     """
 
     def __init__(self, weights: Mapping[str, Tensor], heads: int, window: int, text: Tensor) -> None:
-        self.weights = {name: weight.double() for name, weight in weights.items()}
-        self.heads, self.window = heads, window
-        self.layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))
-        inner = F.gelu(self.linear("text_embedding.0", text.double()), approximate="tanh")
-        self.text = self.linear("text_embedding.2", inner)
+        exact = {name: weight.double() for name, weight in weights.items()}
+        super().__init__(exact, heads, text.double())
+        self.window = window
         # of each layer, oldest first: keys and values of a latent frame, [n, H, D] each
         self.ordinary: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(self.layers)]
         self.camera: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(self.layers)]
@@ -65,28 +63,19 @@ class NaiveMinwm:
         commit : bool
             Whether this is the chunk's last pass, whose keys and values are cached.
         """
-        patches = F.conv3d(
-            latents[None].double(),
-            self.weights["patch_embedding.weight"],
-            self.weights["patch_embedding.bias"],
-            stride=(1, 2, 2),
-        )[0]  # [d, F, rows, columns]
+        patches = self.patches(latents.double())
         d, frames, rows, columns = patches.shape
         n = rows * columns
         x = patches.permute(1, 2, 3, 0).reshape(frames * n, d)
-        half = self.weights["time_embedding.0.weight"].shape[1] // 2
-        angle = time * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-        wave = torch.cat((angle.cos(), angle.sin()))
-        embedded = self.linear("time_embedding.2", F.silu(self.linear("time_embedding.0", wave)))  # [d]
+        embedded = self.time(torch.tensor([time], dtype=torch.float64))[0]
         modulation = self.linear("time_projection.1", F.silu(embedded)).view(6, d)
-        turns = torch.cat([self.turns(start + i, rows, columns, d // self.heads) for i in range(frames)])
+        turns = torch.cat([self.turns(start + i, rows, columns) for i in range(frames)])
 
         for layer in range(self.layers):
             at = f"blocks.{layer}"
             e = (self.weights[f"{at}.modulation"][0] + modulation).unbind(0)
             y = layer_norm(x) * (1 + e[1]) + e[0]
-            q, k = (self.rms(f"{at}.self_attn.norm_{n}", self.linear(f"{at}.self_attn.{n}", y)) for n in "qk")
-            q, k, v = (self.split(each) for each in (q, k, self.linear(f"{at}.self_attn.v", y)))
+            q, k, v = self.queries_keys_values(layer, y)
             seen = self.cached(
                 self.ordinary, layer, [*zip(turn(k, turns).split(n), v.split(n), strict=True)], commit
             )
@@ -96,21 +85,10 @@ class NaiveMinwm:
                     layer, q, k, v, [torch.from_numpy(each) for each in cameras], commit
                 )
             x = x + added * e[2]
-
-            y = layer_norm(x) * self.weights[f"{at}.norm3.weight"] + self.weights[f"{at}.norm3.bias"]
-            q = self.rms(f"{at}.cross_attn.norm_q", self.linear(f"{at}.cross_attn.q", y))
-            k = self.rms(f"{at}.cross_attn.norm_k", self.linear(f"{at}.cross_attn.k", self.text))
-            v = self.linear(f"{at}.cross_attn.v", self.text)
-            x = x + self.linear(f"{at}.cross_attn.o", attend(self.split(q), self.split(k), self.split(v)))
-
-            y = layer_norm(x) * (1 + e[4]) + e[3]
-            y = self.linear(f"{at}.ffn.2", F.gelu(self.linear(f"{at}.ffn.0", y), approximate="tanh"))
-            x = x + y * e[5]
+            x = self.rest_of_layer(layer, x, *e[3:])
 
         shift, scale = (self.weights["head.modulation"][0] + embedded).unbind(0)
-        y = self.linear("head.head", layer_norm(x) * (1 + scale) + shift)
-        y = y.view(frames, rows, columns, 2, 2, -1)
-        return torch.einsum("fhwpqc->cfhpwq", y).reshape(-1, frames, 2 * rows, 2 * columns)
+        return self.head(x, shift, scale, (frames, rows, columns))
 
     def by_camera(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, matrices: Sequence[Tensor], commit: bool
@@ -139,30 +117,6 @@ class NaiveMinwm:
         if commit:
             cache[layer] = window
         return torch.cat([k for k, _ in window]), torch.cat([v for _, v in window])
-
-    def turns(self, frame: int, rows: int, columns: int, size: int) -> Tensor:
-        """Return the rotations [rows*columns, D/2] of a latent frame."""
-        side = 2 * (size // 6)
-        angles = []
-        for row in range(rows):
-            for column in range(columns):
-                for place, channels in ((frame, size - 2 * side), (row, side), (column, side)):
-                    step = torch.arange(0, channels, 2, dtype=torch.float64) / channels
-                    angles.append(place / THETA**step)
-        whole = torch.cat(angles).view(rows * columns, -1)
-        return torch.polar(torch.ones_like(whole), whole)
-
-    def split(self, x: Tensor) -> Tensor:
-        """Return [T, H, D]."""
-        return x.reshape(x.shape[0], self.heads, -1)
-
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        """Return the layer's result."""
-        return x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
-
-    def rms(self, name: str, x: Tensor) -> Tensor:
-        """Return x over its root mean square, times the weight."""
-        return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * self.weights[f"{name}.weight"]
 
 
 def camera_matrix(pose: np.ndarray, fx: float, fy: float) -> np.ndarray:
@@ -206,21 +160,3 @@ def walked(keys: Sequence[str]) -> list[np.ndarray]:
 def grouped(matrix: Tensor, x: Tensor) -> Tensor:
     """Return x [n, H, D] with each group of four channels multiplied by a matrix [4, 4]."""
     return torch.einsum("ij,nhgj->nhgi", matrix, x.unflatten(-1, (-1, 4))).flatten(-2)
-
-
-def layer_norm(x: Tensor) -> Tensor:
-    """Return x without mean, over its deviation."""
-    centred = x - x.mean(-1, keepdim=True)
-    return centred * (centred.square().mean(-1, keepdim=True) + EPS).rsqrt()
-
-
-def turn(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotate the interleaved pairs of x [T, H, D] by [T, D/2]."""
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(pairs * turns[:, None]).flatten(-2)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return [T, H*D] of q [T, H, D] over k, v [N, H, D]."""
-    weight = torch.softmax(torch.einsum("thd,nhd->htn", q, k) / q.shape[-1] ** 0.5, -1)
-    return torch.einsum("htn,nhd->thd", weight, v).flatten(1)
