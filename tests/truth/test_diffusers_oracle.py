@@ -95,9 +95,7 @@ def full_forward(
         return oracle(latents, times.repeat_interleave(n, 1), text, features, return_dict=False)[0]
 
 
-@pytest.mark.parametrize(
-    ("chunk", "sink", "ring", "batch"), [(3, 1, 6, 1), (3, 1, 6, 2), (3, 0, 6, 1), (2, 3, 5, 1), (1, 2, 3, 2)]
-)
+@pytest.mark.parametrize(("chunk", "sink", "ring", "batch"), [(3, 1, 6, 2), (2, 3, 5, 1), (1, 0, 3, 1)])
 def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(chunk, sink, ring, batch, worst):
     """Chunk by chunk, pass by pass, over 2.5 times the cache."""
     config = small_config(chunk, sink, ring, batch=batch, passes=2)

@@ -21,6 +21,7 @@ from seko_runtime.errors import UsageError
 from seko_runtime.video.schedule import rescheduled
 from tests.support.stacked import eager_session
 from tests.support.tolerances import STEP, relative_error
+from tests.truth.against_naive import chunks_of_two_rings
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 from tests.truth.naive_dit import ShiftingDit
 
@@ -39,7 +40,7 @@ def test_each_pass_sees_its_own_past(chunk, sink, ring, worst):
     weights, text = random_wan_weights(config.model), random_text(config.model, 1)
     static = EagerStream(config, weights, text)
     naive = [ShiftingDit(config.model, config.workload.stream, weights, text[0]) for _ in range(3)]
-    for number in range(2 * (sink + ring) // chunk + 2):
+    for number in range(chunks_of_two_rings(config.workload.stream)):
         outputs = static.run_chunk([number * chunk], [3])
         assert len(outputs) == 3
         for model, done in zip(naive, outputs, strict=True):

@@ -122,6 +122,8 @@ def test_chunks_are_those_of_a_loop_written_out(latents_of, oracle, exact, worst
         config = replace(config, model=model, workload=replace(config.workload, stream=stream, vae=SMALL_2_2))
     wan, text = random_wan_weights(config.model), random_text(config.model, 1)
     strengths = [0.6, 0.3, 1.0, 0.0, 0.8]
+    if latents_of == "Wan 2.2":
+        strengths = strengths[:2]  # its encoder is the difference
     video = video_of(config.workload.stream, len(strengths))
     naive, latents = VideoLoop(config, wan, text[0], SEED), encoded(video, exact)
     with eager_session(config, weights_of(config, wan, oracle), text, [SEED]) as session:
@@ -137,7 +139,7 @@ def test_chunks_are_those_of_a_loop_written_out(latents_of, oracle, exact, worst
 def test_strength_0_returns_the_video_within_the_vaes_error(oracle, worst):
     config = config_of(strength=0.0)
     text = random_text(config.model, 1)
-    video = video_of(config.workload.stream, 3)
+    video = video_of(config.workload.stream, 2)
     latents = encoded(video, oracle)
     decoded = oracle.decode(latents[None])[0].permute(1, 2, 3, 0)  # what the VAE itself makes of the video
     weights = weights_of(config, random_wan_weights(config.model), oracle)
@@ -158,9 +160,9 @@ def test_strength_1_is_text_to_video_whatever_the_frames(oracle):
     wan, text = random_wan_weights(config.model), random_text(config.model, 1)
     plain = config_of(strength=None)
     with eager_session(plain, weights_of(plain, wan, oracle), text, [SEED]) as session:
-        wanted = [session.run_chunk().to_host() for _ in range(4)]
+        wanted = [session.run_chunk().to_host() for _ in range(2)]
     for seed in (1, 2):
-        frames = cut(video_of(config.workload.stream, 4, seed), config.workload.stream)
+        frames = cut(video_of(config.workload.stream, 2, seed), config.workload.stream)
         with eager_session(config, weights_of(config, wan, oracle), text, [SEED]) as session:
             made = [session.run_chunk(inputs_of(own, 1.0)).to_host() for own in frames]
         assert all(np.array_equal(*pair) for pair in zip(made, wanted, strict=True))
@@ -171,9 +173,9 @@ def test_rows_of_a_pool_are_at_chunks_and_strengths_of_their_own(oracle, tmp_pat
     config = config_of().changed(pool=PoolConfig(3, (2,)))
     weights = weights_of(config, random_wan_weights(config.model), oracle)
     text = random_text(config.model, 1).numpy()
-    early, late = (cut(video_of(config.workload.stream, 6, seed), config.workload.stream) for seed in (1, 2))
+    early, late = (cut(video_of(config.workload.stream, 5, seed), config.workload.stream) for seed in (1, 2))
     alone = {}
-    for strength, frames in ((0.7, early), (0.4, late)):
+    for strength, frames in ((0.7, early), (0.4, late[:1])):
         with eager_pool(config, weights) as pool, pool.open_session(seed=SEED, text=text) as session:
             alone[strength] = [session.run_chunk(inputs_of(own, strength)).to_host() for own in frames]
     with eager_pool(config, weights) as pool:
@@ -195,7 +197,7 @@ def test_rows_of_a_pool_are_at_chunks_and_strengths_of_their_own(oracle, tmp_pat
         anew = two.run_chunk(inputs_of(late[0], 0.4)).to_host()
         two.close()
     made = [*first, pairs[0][0], *three]
-    assert all(np.array_equal(*pair) for pair in zip(made, alone[0.7][:5], strict=True))
+    assert all(np.array_equal(*pair) for pair in zip(made, alone[0.7], strict=True))
     assert np.array_equal(pairs[0][1], alone[0.4][0])
     assert np.array_equal(anew, alone[0.4][0])
 
@@ -206,7 +208,7 @@ def test_a_call_that_fails_encodes_its_frames_once(oracle, monkeypatch):
     config = config_of().changed(pool=PoolConfig(2, (1,)))
     weights = weights_of(config, random_wan_weights(config.model), oracle)
     text = random_text(config.model, 1).numpy()
-    frames = cut(video_of(config.workload.stream, 4), config.workload.stream)
+    frames = cut(video_of(config.workload.stream, 3), config.workload.stream)
     with eager_pool(config, weights) as pool, pool.open_session(seed=SEED, text=text) as session:
         wanted = [session.run_chunk(inputs_of(own, 0.5)).to_host() for own in frames]
     run_chunk, failing = VideoDevice.run_chunk, [False]
@@ -218,7 +220,7 @@ def test_a_call_that_fails_encodes_its_frames_once(oracle, monkeypatch):
 
     monkeypatch.setattr(VideoDevice, "run_chunk", at_times)
     with eager_pool(config, weights) as pool, pool.open_session(seed=SEED, text=text) as session:
-        for own, made in zip(frames[:3], wanted, strict=False):
+        for own, made in zip(frames[:2], wanted, strict=False):
             failing[0] = True
             with pytest.raises(DeviceMemoryError):
                 session.run_chunk(inputs_of(own, 0.5))
@@ -230,7 +232,7 @@ def test_a_call_that_fails_encodes_its_frames_once(oracle, monkeypatch):
             assert np.array_equal(session.run_chunk(inputs_of(own, 0.5)).to_host(), made)
         failing[0] = True
         with pytest.raises(DeviceMemoryError):
-            session.run_chunk(inputs_of(frames[3], 0.5))
+            session.run_chunk(inputs_of(frames[2], 0.5))
         failing[0] = False
         session.restart()
         assert np.array_equal(session.run_chunk(inputs_of(frames[0], 0.5)).to_host(), wanted[0])
@@ -248,7 +250,7 @@ def test_a_tiny_codec_encodes_the_video_alone(worst):
     wan, text = random_wan_weights(config.model), random_text(config.model, 1)
     weights = dict(model_weights(graph_of(config).pieces, wan, MediaTensors(vae=codec)))
     weights |= config.workload.schedule.tables(config.as_batch.workload.stream)
-    video = video_of(config.workload.stream, 3)
+    video = video_of(config.workload.stream, 2)
     whole = torch.from_numpy(np.concatenate((video[:1].repeat(3, 0), video))).permute(0, 3, 1, 2) / LEVELS
     expected = naive_encoded(codec, whole, 1)
     with eager_session(config, weights, text, [SEED]) as session:
@@ -308,7 +310,7 @@ def test_streamdiffusion_v2_is_the_loop_of_its_facts(oracle, exact, worst):
     wrap. The control gives the numbers."""
     config = motion_config()
     wan, text = random_wan_weights(config.model), random_text(config.model, 1)
-    video = video_of(config.workload.stream, 9)
+    video = video_of(config.workload.stream, 7)
     video[17:25] = video[17]  # a part without motion
     mean, std = (value.view(-1, 1, 1, 1) for value in (exact.mean, exact.std))
     raw = encoded(video, exact) * std + mean
@@ -317,7 +319,7 @@ def test_streamdiffusion_v2_is_the_loop_of_its_facts(oracle, exact, worst):
     with eager_session(config, weights_of(config, wan, oracle), text, [SEED]) as session:
         control = session.sessions[0].controls[spec.name]
         levels = []
-        for chunk in range(9):
+        for chunk in range(7):
             own = video[max(0, 4 * chunk - 4) : 4 * chunk + 1]  # and the frame before
             control.take({"frame": own[-4:] if chunk else own})
             made = torch.from_numpy(session.run_chunk().to_host())[0]
@@ -335,8 +337,8 @@ def test_one_cache_for_both_passes_is_another_model(oracle):
     wan, text = random_wan_weights(config.model), random_text(config.model, 1)
     made = []
     for each in (config, single):
-        frames = cut(video_of(each.workload.stream, 4), each.workload.stream)
+        frames = cut(video_of(each.workload.stream, 2), each.workload.stream)
         with eager_session(each, weights_of(each, wan, oracle), text, [SEED]) as session:
             made.append([session.run_chunk(inputs_of(own, 0.8)).to_host() for own in frames])
     assert np.array_equal(made[0][0], made[1][0])  # a first chunk reads no cache
-    assert not np.allclose(made[0][3], made[1][3], atol=1e-3)
+    assert not np.allclose(made[0][1], made[1][1], atol=1e-3)

@@ -94,7 +94,7 @@ def test_positions_are_the_order_of_time_wherever_frames_lie(chunk, sink, spare,
         clocks.rebuilt([0])
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "fp4", "int8-fp32", "fp32-int4", "fp8-sink"])
+@pytest.mark.parametrize("scheme", ["fp32", "fp4", "int8-fp32", "fp8-sink"])
 def test_sessions_restart_and_rebuild(scheme):
     config = config_of(2, 1, 4, scheme)
     weights, text = session_weights(config), random_text(config.model, 1)
@@ -119,7 +119,5 @@ def test_the_options_take_them():
     assert config.kv.name == "fp32-before-rope"
     assert "valid_tokens" in {a.name for a in make_pieces(config)["embed"].inputs}
     assert resolved("tiny", layout=layout, kernels="fused").config.target.fused
-    for scheme in ("bf16", "fp4"):
-        options = BuildOptions(preset="self-forcing-1.3b", kv=scheme, no_vae=True, no_text=True, **layout)
-        wish = PlanRequest(options, "h200")
-        assert predict(wish)["step_s"] > 0
+    options = BuildOptions(preset="self-forcing-1.3b", kv="fp4", no_vae=True, no_text=True, **layout)
+    assert predict(PlanRequest(options, "h200"))["step_s"] > 0
