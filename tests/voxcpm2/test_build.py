@@ -47,7 +47,7 @@ from tests.support.rows import rows_of
 from tests.support.shared import made_once
 from tests.support.tolerances import ORACLE, relative_error
 from tests.support.uncompiled import UNCOMPILED, programs_as_they_are
-from tests.voxcpm2.models import PLAIN, prompt, scaled, with_heads
+from tests.voxcpm2.models import PLAIN, prompt, with_heads
 from tests.voxcpm2.oracle import Step, original_model, run_original, weights_of
 
 # Heads wide enough for the groups of quantised caches.
@@ -70,10 +70,10 @@ def write_folder(folder: Path, config: VoxCpm2Config, model: Any = None) -> None
         )
 
 
-def build_speech(folder: Path, config: VoxCpm2Config, model: Any = None, **options: Any) -> Any:
+def build_speech(folder: Path) -> Any:
     """Build an artifact of two sessions beside its checkpoint; its engines are exported programs."""
     checkpoint = folder.with_name(f"{folder.name}-checkpoint")
-    write_folder(checkpoint, config, model)
+    write_folder(checkpoint, PLAIN)
     asked = SpeechOptions(
         checkpoint,
         sessions=2,
@@ -82,7 +82,7 @@ def build_speech(folder: Path, config: VoxCpm2Config, model: Any = None, **optio
         prefill=(16,),
         target="cpu",
         backend="compile",
-        **{"read_lengths": (32, POSITIONS), **options},
+        read_lengths=(32, POSITIONS),
     )
     with programs_as_they_are():
         return build(asked, folder, compiler_cache=False)
@@ -93,7 +93,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact whose programs torch runs op by op; not to be changed."""
 
     def make(folder: Path) -> None:
-        artifact = build_speech(folder, PLAIN)
+        artifact = build_speech(folder)
         assert artifact.golden_errors.keys() == {
             *artifact.golden_rounding,
             golden.VOICE_LATENTS,
@@ -111,18 +111,15 @@ def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(UNCOMPILED, "1")
 
 
-def original_steps(config: VoxCpm2Config, model: Any = None) -> tuple[dict[str, Any], list[Step]]:
+def original_steps() -> tuple[dict[str, Any], list[Step]]:
     """Return a prompt with a reference and a voice that goes on, and the original's steps behind it."""
-    prompt_tensors = prompt(config, TOKENS, range(1, 5), range(15, TOKENS))
-    model = model or original_model(config, seed=SEED)
-    return prompt_tensors, run_original(model, **prompt_tensors, count=STEPS)
+    prompt_tensors = prompt(PLAIN, TOKENS, range(1, 5), range(15, TOKENS))
+    return prompt_tensors, run_original(original_model(PLAIN, seed=SEED), **prompt_tensors, count=STEPS)
 
 
-def check_steps(
-    artifact: SpeechArtifact, config: VoxCpm2Config, worst: Callable[[str, float], None], model: Any = None
-) -> None:
+def check_steps(artifact: SpeechArtifact, worst: Callable[[str, float], None]) -> None:
     """Compare a session's states, patches and stop logits with the original's, each step from the original's state."""
-    prompt_tensors, steps = original_steps(config, model)
+    prompt_tensors, steps = original_steps()
     speech_prompt = SpeechPrompt(*(prompt_tensors[name].numpy() for name in ("ids", "is_audio", "patches")))
     with artifact.open_pool() as pool, pool.open_session(seed=1) as session:
         rows, device = rows_of(pool), rows_of(pool).device()
@@ -169,7 +166,7 @@ def numbers(rows: Any, row: int) -> dict[str, list[float]]:
 def test_it_speaks_as_the_original(built: Path, worst: Callable[[str, float], None]) -> None:
     with open_artifact(built) as opened:
         artifact = speech_artifact(opened)
-        check_steps(artifact, PLAIN, worst)
+        check_steps(artifact, worst)
         assert all(error.within for error in artifact.verify())
         with artifact.open_session(seed=4) as session:
             sound = list(session.speak("hello 世界", patches=3))
@@ -193,20 +190,6 @@ def write_lora(folder: Path, model: Any, form: str) -> Path:
 
 
 @pytest.mark.shows("lora")
-@pytest.mark.slow  # another build; that its numbers are merged, the tests below show of the weights
-def test_with_a_lora_it_speaks_as_the_original_with_its_adapters(
-    tmp_path: Path, worst: Callable[[str, float], None]
-) -> None:
-    """In both language models, the local DiT and the projections between them."""
-    model = original_model(PLAIN, seed=SEED, lora=LORA)
-    lora = write_lora(tmp_path / "ada", model, "safetensors")
-    build_speech(tmp_path / "artifact", PLAIN, model=model, lora=(str(lora),))
-    with open_artifact(tmp_path / "artifact") as opened:
-        (adapter,) = opened.manifest.model["loras"]
-        assert (adapter["name"], adapter["weight"]) == ("ada", 1.0)
-        check_steps(speech_artifact(opened), PLAIN, worst, model)
-
-
 @pytest.mark.parametrize("form", ["safetensors", "ckpt"])
 def test_a_lora_of_the_originals_trainer_is_read_with_its_config(form: str, tmp_path: Path) -> None:
     model = original_model(PLAIN, seed=SEED, lora=LORA)
@@ -404,16 +387,6 @@ def test_quantised_caches_need_heads_of_whole_groups() -> None:
 def test_video_has_no_options_of_speech() -> None:
     with pytest.raises(UsageError, match="--positions belongs to models of speech"):
         check_options(SpeechOptions(preset="tiny", positions=8))
-
-
-@pytest.mark.slow
-def test_a_scaled_model_speaks_as_the_original(tmp_path: Path, worst: Callable[[str, float], None]) -> None:
-    """With ``use_mup``, a residual net with positions, and longrope's long factors."""
-    config = scaled(PLAIN)
-    result = build_speech(tmp_path / "scaled", config, read_lengths=(POSITIONS,))
-    assert result.golden_error <= 1e-4
-    with open_artifact(tmp_path / "scaled") as artifact:
-        check_steps(speech_artifact(artifact), config, worst)
 
 
 def test_a_plan_has_memory_and_the_time_of_a_step() -> None:
