@@ -6,6 +6,7 @@ in any order, begin anew and have their caches rebuilt for another prompt, by th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,7 +59,8 @@ class Cache:
         }
         reach, mean = torch.full(KEYS, 4.0), torch.randn(KEYS)
         self.scales = self.form.calibrate(*[ChannelStatistics(-reach, reach, mean)] * 2)
-        self.written: list[dict[int, tuple[Tensor, Tensor]]] = [{} for _ in range(sessions)]  # by frame
+        self.written: list[dict[int, dict[str, Tensor]]] = [{} for _ in range(sessions)]  # by frame
+        self.reads: dict[tuple[int, int, str, bool], Tensor] = {}  # `stored` of them
         self.slots = [SlotList(stream.sink_frames, stream.cache_frames) for _ in range(sessions)]
         self.places: list[dict[int, int]] = [
             {} for _ in range(sessions)
@@ -90,9 +92,12 @@ class Cache:
             first = firsts[place]  # what fills up a chunk of references is nobody's
             own = min(self.stream.chunk_frames, -first) if first < 0 else self.stream.chunk_frames
             for i in range(own if live[place] else 0):
-                self.written[row][int(frames[place, i])] = (by_frame[0][place, i], by_frame[1][place, i])
+                frame = int(frames[place, i])
+                self.written[row][frame] = {"k": by_frame[0][place, i], "v": by_frame[1][place, i]}
+                for side, exact in itertools.product("kv", (False, True)):
+                    self.reads.pop((row, frame, side, exact), None)
                 self.slots[row].place(firsts[place] + i)
-                self.places[row][firsts[place] + i] = int(frames[place, i])
+                self.places[row][firsts[place] + i] = frame
         self.check(rows, index)
 
     def begin(self, row: int) -> None:
@@ -126,12 +131,11 @@ class Cache:
         for place, row in enumerate(rows):
             for slot, clock in enumerate(self.slots[row].frames):
                 frame = self.places[row][clock]
-                keys, values = self.written[row][frame]
                 position = frame
                 if self.stream.window_positions:
                     position = sorted(self.places[row][slot] for slot in self.slots[row].frames).index(frame)
                 cos, sin = rotary_tables(torch.tensor([[position]]), MODEL, self.stream)
-                stored = self.stored("k", keys, slot)
+                stored = self.stored(row, frame, "k", slot)
                 pair = stored.unflatten(-1, (-1, 2)).norm(dim=-1).repeat_interleave(2, -1)
                 # Two factors a product, each off by half a unit of its last bit, in two products of a pair.
                 slack = 2 * 2.0**-ROTARY_FACTOR_BITS * pair * 1.01 if self.form.keys_before_rope else 1e-6
@@ -139,12 +143,20 @@ class Cache:
                     row,
                     slot,
                 )
-                assert torch.equal(v[place, slot], self.stored("v", values, slot)), (row, slot)
+                assert torch.equal(v[place, slot], self.stored(row, frame, "v", slot)), (row, slot)
 
-    def stored(self, side: str, x: Tensor, slot: int) -> Tensor:
-        """What a read gives of tokens of one slot, before RoPE: through the references of numbers alone."""
+    def stored(self, row: int, frame: int, side: str, slot: int) -> Tensor:
+        """What a read gives of a frame's tokens in one slot, before RoPE: through the references of numbers alone."""
+        exact = slot < self.stream.pinned_frames and getattr(self.form, "exact_sink", None) is not None
+        place = (row, frame, side, exact)
+        if place not in self.reads:
+            x = self.written[row][frame][side]
+            self.reads[place] = x if exact else self._through_numbers(side, x)
+        return self.reads[place]
+
+    def _through_numbers(self, side: str, x: Tensor) -> Tensor:
         numbers = getattr(self.form, "keys" if side == "k" else "values", None)
-        if numbers is None or (self.form.exact_sink is not None and slot < self.stream.pinned_frames):
+        if numbers is None:
             return x
         g, mean = self.scales[f"{side}_global_scale"], self.scales.get(f"{side}_mean")
         if numbers is FP4:

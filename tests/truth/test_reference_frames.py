@@ -60,7 +60,6 @@ LAYOUTS = [
     (3, 1, 6, 1, {}),
     (2, 0, 5, 3, {}),
     (2, 3, 4, 4, {"window_positions": True}),
-    (3, 1, 5, 1, {"window_positions": True}),
     (4, 1, 5, 2, {"window_positions": True}),  # their chunk is filled up with copies
     (1, 2, 4, 2, {"pass_caches": True}),
     (3, 1, 4, 2, {"pass_caches": True}),
@@ -116,18 +115,14 @@ def streams_of(config: VideoBuild, weights, reference: torch.Tensor, chunks: int
 
 STREAMS = [
     {},
-    {"pass_caches": True},
     {"window_positions": True},
-    {"offload_cache": True},
     {"offload_cache": True, "pass_caches": True},
 ]
 
 
 @pytest.mark.parametrize(
     ("scheme", "stream"),
-    first_is_fast(
-        [*(("int8-sink", stream) for stream in STREAMS), ("fp32", STREAMS[0]), ("fp32", STREAMS[-1])], 2
-    ),
+    first_is_fast([*(("int8-sink", stream) for stream in STREAMS), ("fp32", STREAMS[0])]),
     ids=str,
 )
 def test_sessions_write_them_and_rows_keep_their_own(scheme, stream):
@@ -135,7 +130,7 @@ def test_sessions_write_them_and_rows_keep_their_own(scheme, stream):
     config = config_of(2, 1, 4, 3, scheme, batch=2, **stream)
     weights, text = weights_of(config), random_text(config.model, 2)
     mine, others = random_reference(config), random_reference(config, 8)
-    alone, changed = (streams_of(config, weights, reference, 9) for reference in (mine, others))
+    alone, changed = (streams_of(config, weights, reference, 7) for reference in (mine, others))
     if scheme == "fp32":
         plain = EagerStream(config, random_wan_weights(config.model), text)
         plain.write_references(mine)
@@ -145,17 +140,17 @@ def test_sessions_write_them_and_rows_keep_their_own(scheme, stream):
     for seen, unlike in zip(alone, changed, strict=True):  # else nothing below could fail
         assert relative_error(torch.from_numpy(unlike), torch.from_numpy(seen)) > 1e-3
     with eager_session(config, weights, text, [5, 6], reference=mine) as session:
-        for wanted in alone[:4]:
+        for wanted in alone[:3]:
             assert np.array_equal(session.run_chunk().to_host(), wanted)
         session.restart_row(1, reference=others[1].numpy())
         for number in range(2):
             latents = session.run_chunk().to_host()
-            assert np.array_equal(latents[0], alone[4 + number][0])
+            assert np.array_equal(latents[0], alone[3 + number][0])
             assert np.array_equal(latents[1], changed[number][1])
         session.restart_row(1)  # which keeps them
-        for number in range(3):
+        for number in range(2):
             latents = session.run_chunk().to_host()
-            assert np.array_equal(latents[0], alone[6 + number][0])
+            assert np.array_equal(latents[0], alone[5 + number][0])
             assert np.array_equal(latents[1], changed[number][1])
 
 
@@ -192,7 +187,7 @@ def test_a_row_without_a_chunk_has_them_after_others_were_rebuilt():
 
 @pytest.mark.parametrize(
     ("scheme", "buckets"),
-    first_is_fast([("fp32", (1, 2)), ("fp4", (2,)), ("int4-hadamard", (2,))]),
+    first_is_fast([("fp32", (1, 2)), ("fp4", (2,))]),
     ids=str,
 )
 def test_sessions_of_a_pool_have_their_own(scheme, buckets, tmp_path: Path):

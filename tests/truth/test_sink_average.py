@@ -32,6 +32,7 @@ from seko_runtime.errors import UsageError as SessionUsageError
 from tests.support.asked import resolved
 from tests.support.eager_pool import eager_pool
 from tests.support.stacked import eager_session
+from tests.support.tiers import first_is_fast
 from tests.support.tolerances import STREAM, relative_error
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, same_bytes, small_config
 from tests.truth.naive_dit import CachedFrame, ShiftingDit
@@ -83,16 +84,16 @@ class AveragingLoop(NaiveLoop):
 
 
 @pytest.mark.shows("sink-average")
-@pytest.mark.parametrize(("chunk", "ring"), [(2, 4), (3, 6), (1, 3)])
+@pytest.mark.parametrize(("chunk", "ring"), [(3, 6), (1, 3)])
 def test_a_stream_is_the_naive_loop_with_an_averaged_sink(chunk, ring, worst):
-    """Past two windows and many evictions; over a fixed sink it is another stream, but only once a chunk has left."""
+    """Past the window and several evictions; over a fixed sink it is another stream, but only once a chunk has left."""
     config = config_of(chunk=chunk, ring=ring)
     wan, text = random_wan_weights(config.model), random_text(config.model, 1)
     times = config.workload.schedule.timesteps
     naive, fixed = AveragingLoop(config, wan, text[0], SEED), NaiveLoop(config, wan, text[0], SEED)
     full = (chunk + ring) // chunk  # number of the first chunk for which another one leaves
     with eager_session(config, session_weights(config), text, [SEED]) as session:
-        for number in range(2 * full + 3):
+        for number in range(full + 4):
             latents = torch.from_numpy(session.run_chunk().to_host())[0]
             error = relative_error(latents, naive.made(number, times))
             worst("averaged sink, latents", error)
@@ -112,7 +113,7 @@ def averaging(dtype: torch.dtype) -> SinkAverage:
 
 
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")  # what the compiler imports
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", first_is_fast([False, True]))
 def test_bfloat16_is_rounded_twice(compiled: bool) -> None:
     """Bit by bit torch's own bfloat16 arithmetic of the authors' formula, over 50 evictions; one rounding, that of the
     sum alone, gives other bits. The compiler drops casts to bfloat16 and back: not here."""
@@ -196,13 +197,12 @@ def opened(config: VideoBuild) -> tuple[dict[str, Tensor], np.ndarray]:
     return session_weights(single) | tables, random_text(config.model, 1).numpy()
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "fp4-sink"])
-def test_a_pools_sessions_at_different_chunks_are_those_alone(scheme: str, tmp_path: Path) -> None:
+def test_a_pools_sessions_at_different_chunks_are_those_alone(tmp_path: Path) -> None:
     """One evicts where the other one does not yet; it is saved, restored, paused, rewound and restarted."""
-    config = config_of(scheme).changed(pool=PoolConfig(2, (2,)))
+    config = config_of().changed(pool=PoolConfig(2, (2,)))
     weights, text = opened(config)
     with eager_pool(config, weights) as pool, pool.open_session(seed=SEED, text=text) as alone:
-        wanted = [alone.run_chunk().to_host() for _ in range(8)]
+        wanted = [alone.run_chunk().to_host() for _ in range(7)]
     with eager_pool(config, weights) as pool, pool.open_session(seed=SEED, text=text) as early:
         chunks = [early.run_chunk().to_host() for _ in range(2)]
         late = pool.open_session(seed=SEED, text=text)
@@ -218,7 +218,7 @@ def test_a_pools_sessions_at_different_chunks_are_those_alone(scheme: str, tmp_p
         with pool.restore(tmp_path / "late") as again:
             assert np.array_equal(again.run_chunk().to_host(), wanted[5])
             again.restart()
-            assert all(np.array_equal(again.run_chunk().to_host(), chunk) for chunk in wanted)
+            assert all(np.array_equal(again.run_chunk().to_host(), chunk) for chunk in wanted[:4])
     chunks += [pair[0] for pair in pairs]
     assert all(np.array_equal(*both) for both in zip(chunks, wanted, strict=False))
     assert all(np.array_equal(pair[1], wanted[at]) for at, pair in enumerate(pairs))
