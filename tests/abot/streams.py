@@ -60,11 +60,3 @@ def naive_velocity(
     latents = done.latents[row]
     times = [0.0] * still + [done.timestep] * (latents.shape[1] - still)
     return naive.step(latents, times, first_frame, keys, commit=done.kept)
-
-
-def weights_of(config: VideoBuild, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the artifact's weights and tables of a build whose cache is exact."""
-    graph = FAMILY.graph(config)
-    return dict(FAMILY.weights(graph.pieces, checkpoint)) | config.workload.schedule.tables(
-        config.as_batch.workload.stream
-    )

@@ -88,11 +88,3 @@ class Reference:
 def given_of(config: VideoBuild, chunk: int | None) -> dict[str, Tensor]:
     """Return the goldens' inputs: they move and turn the camera."""
     return dict(FAMILY.golden_inputs(config, chunk))
-
-
-def weights_of(config: VideoBuild, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the artifact's weights and tables of a build whose cache is exact."""
-    graph = FAMILY.graph(config)
-    return dict(FAMILY.weights(graph.pieces, checkpoint)) | config.workload.schedule.tables(
-        config.as_batch.workload.stream
-    )

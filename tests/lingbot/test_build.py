@@ -12,11 +12,12 @@ from seko_export.build_steps import build_artifact
 from seko_export.video.recording import golden_text
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError
-from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint, weights_of
+from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint
 from tests.support.cameras import camera_of, chunk_of
 from tests.support.stacked import eager_session, open_stacked
 from tests.support.tolerances import relative_error
 from tests.support.uncompiled import leave_uncompiled
+from tests.truth.eager_stream import weights_of
 
 # Four passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
 STREAM_BAR = 5e-5

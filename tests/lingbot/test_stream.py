@@ -17,12 +17,12 @@ from seko_export.config.video import VideoBuild
 from seko_export.video.recording import golden_text
 from seko_runtime.controls.camera import CameraControl
 from seko_runtime.video.pool import Pool
-from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint, weights_of
+from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint
 from tests.support.cameras import camera, chunk_of
 from tests.support.eager_pool import eager_pool
 from tests.support.stacked import eager_session
 from tests.support.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
-from tests.truth.eager_stream import EagerStream, random_text
+from tests.truth.eager_stream import EagerStream, random_text, weights_of
 
 # Four passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
 STREAM_BAR = 5e-5
@@ -85,15 +85,14 @@ def test_keys_make_the_stream_of_the_poses_that_they_make() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "change", "bar"),
+    ("how", "scheme", "change", "bar"),
     [
-        ("fp32", {}, STEP[torch.float32]),
-        ("fp4", {"attention": "fp8"}, FP8_PASS),
-        ("fp4", {"attention": "fp8", "resident_window": True}, FP8_PASS),
-        ("fp4", {"attention": "fp8", "fp8": True}, FP8_MATMULS_PASS),
+        ("pass", "fp32", {}, STEP[torch.float32]),
+        ("chunk", "fp4", {"attention": "fp8"}, FP8_PASS),
+        ("pass", "fp4", {"attention": "fp8", "resident_window": True}, FP8_PASS),
+        ("chunk", "fp4", {"attention": "fp8", "fp8": True}, FP8_MATMULS_PASS),
     ],
 )
-@pytest.mark.parametrize("how", ["chunk", "pass"])
 def test_fused_layers_are_the_plain_ones(
     how: str, scheme: str, change: Mapping[str, Any], bar: float, worst: Callable[[str, float], None]
 ) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
-from seko_export.families.base import MediaTensors
 from seko_export.families.matrix_game import actions
 from seko_export.families.matrix_game.family import FAMILY
 from seko_export.families.matrix_game.keys import matrix_game_shapes
@@ -58,16 +57,6 @@ def random_checkpoint(config: VideoBuild, seed: int = 0) -> dict[str, Tensor]:
         ):  # residuals of about the size that a text's has
             weights[name] *= 0.5
     return weights
-
-
-def weights_of(
-    config: VideoBuild, checkpoint: Mapping[str, Tensor], media: MediaTensors | None = None
-) -> dict[str, Tensor]:
-    """Return the artifact's weights and tables of a build whose cache is exact."""
-    graph = FAMILY.graph(config)
-    return dict(FAMILY.weights(graph.pieces, checkpoint, media)) | config.workload.schedule.tables(
-        config.as_batch.workload.stream
-    )
 
 
 class Played:

@@ -71,11 +71,3 @@ def naive_velocity(
         for pose, lens in zip(cameras[POSES][row], cameras[INTRINSICS][row], strict=True)
     ]
     return naive.step(done.latents[row], done.timestep, first, matrices, commit=done.kept)
-
-
-def weights_of(config: VideoBuild, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the artifact's weights and tables of a build whose cache is exact."""
-    graph = FAMILY.graph(config)
-    return dict(FAMILY.weights(graph.pieces, checkpoint)) | config.workload.schedule.tables(
-        config.as_batch.workload.stream
-    )

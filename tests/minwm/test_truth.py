@@ -77,19 +77,17 @@ def of_world(turn: Tensor, place: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda poses: torch.cat((turn @ poses[..., :3], turn @ poses[..., 3:] + place[:, None]), -1)
 
 
-@pytest.mark.parametrize(("far", "bar"), [(3.0, BAR), (1000.0, 1e-4)])
-def test_where_the_world_begins_changes_nothing(far: float, bar: float) -> None:
+def test_where_the_world_begins_changes_nothing() -> None:
     """Far away, too, but for the rounding of its poses, which are 6e-5 apart at a distance of 1,000; the reference's
     own cache would hold numbers of that size."""
     turn = torch.linalg.matrix_exp(torch.tensor([[0.0, 0.3, -1.0], [-0.3, 0.0, 0.5], [1.0, -0.5, 0.0]]))
-    moved = of_world(turn, far * torch.tensor([0.6, -0.2, 0.8]))
     config = minwm_config()
-    errors = [
-        relative_error(*both) for both in zip(velocities(config, moved), velocities(config), strict=True)
-    ]
-    assert max(errors) <= bar
+    wanted = velocities(config)
+    for far, bar in ((3.0, BAR), (1000.0, 1e-4)):
+        moved = velocities(config, of_world(turn, far * torch.tensor([0.6, -0.2, 0.8])))
+        assert max(relative_error(*both) for both in zip(moved, wanted, strict=True)) <= bar, far
     mirrored = velocities(config, lambda poses: poses * torch.tensor([1.0, 1.0, 1.0, -1.0]))
-    assert relative_error(mirrored[-1], velocities(config)[-1]) > 1e-3
+    assert relative_error(mirrored[-1], wanted[-1]) > 1e-3
 
 
 def test_cameras_at_rest_are_attention_without_rope() -> None:
@@ -154,18 +152,16 @@ def test_each_number_of_a_camera_counts_but_the_lenss_centre() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {},
-        {"pool": PoolConfig(2, (1, 2))},
+        {"pool": PoolConfig(2, (2,))},
         {
             "fused": True,
             "fp8": True,
             "kv_scheme": "fp4",
             "attention": "fp8",
             "resident_window": True,
-            "pool": PoolConfig(2, (1, 2)),
         },
     ],
-    ids=["alone", "pool", "fused"],
+    ids=["pool", "fused"],
 )
 def test_its_engines_are_replayable(change: Mapping[str, object]) -> None:
     pieces = graph_of(minwm_config().changed(**change)).pieces.values()

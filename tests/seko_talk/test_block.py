@@ -29,22 +29,20 @@ from tests.truth.eager_stream import random_text
 BAR = ORACLE[torch.float32]
 CASES = {
     "as LightX2V": ({}, {}),
-    "chunk 1": ({}, {"chunk_frames": 1, "ring_frames": 3}),
     "chunk 3, no sink": ({}, {"chunk_frames": 3, "sink_frames": 0, "ring_frames": 5}),
-    "chunk 20": ({"image_dim": 0}, {"height": 16, "width": 32, "chunk_frames": 20, "ring_frames": 20}),
-    "no picture branch": ({"image_dim": 0}, {}),
-    "two voices": ({"speakers": 2}, {}),
-    "frames of the stream, at most 6": ({}, {"rope_max_frames": 6}),
-    "hybrid, frames at most 9": (
-        {"layers": 3},
-        {"layer_rings": (2, 2, 6), "ring_frames": 6, "rope_max_frames": 9},
-    ),
-    "the portrait apart": ({}, {"references_apart": True}),
     "hybrid, two voices, the portrait apart": (
         {"layers": 3, "speakers": 2},
         {"layer_rings": (2, 2, 6), "ring_frames": 6, "references_apart": True},
     ),
-    "hybrid": ({"layers": 3}, {"layer_rings": (2, 2, 6), "ring_frames": 6}),
+    "chunk 1": ({}, {"chunk_frames": 1, "ring_frames": 3}),
+    "chunk 20, no picture branch": (
+        {"image_dim": 0},
+        {"height": 16, "width": 32, "chunk_frames": 20, "ring_frames": 20},
+    ),
+    "hybrid, frames at most 9": (
+        {"layers": 3},
+        {"layer_rings": (2, 2, 6), "ring_frames": 6, "rope_max_frames": 9},
+    ),
 }
 
 

@@ -18,6 +18,7 @@ from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule
+from seko_export.families.base import MediaTensors
 from seko_export.families.registry import family_of
 from seko_export.families.wan_layout.keys import wan_shapes
 from seko_export.video.calibration import layer_constants
@@ -213,6 +214,15 @@ def small_config(
     stream = StreamConfig(64, 96, chunk_frames=chunk, sink_frames=sink, ring_frames=ring, batch=batch)
     steps = tuple(1000.0 * (passes - i) / passes for i in range(passes))
     return VideoBuild(model, VideoConfig(stream, Schedule.warped(steps), scheme), TargetConfig("cpu"))
+
+
+def weights_of(
+    config: VideoBuild, checkpoint: Mapping[str, Tensor], media: MediaTensors | None = None
+) -> dict[str, Tensor]:
+    """Return the artifact's weights and tables of a build whose cache is exact."""
+    family = family_of(config)
+    weights = dict(family.weights(family.graph(config).pieces, checkpoint, media))
+    return weights | config.workload.schedule.tables(config.as_batch.workload.stream)
 
 
 def random_wan_weights(model: ModelConfig, seed: int = 0) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
-from seko_export.families.base import MediaTensors
 from seko_export.families.wan_i2v.family import FAMILY
 from seko_export.families.wan_i2v.keys import i2v_shapes
 from seko_export.families.wan_i2v.presets import PRESETS, TINY, TINY_LAST
@@ -58,16 +57,6 @@ def random_checkpoint(config: VideoBuild, seed: int = 0) -> dict[str, Tensor]:
         name: random_weight(name, shape, seed=seed, dtype=torch.float32, spread=spread)
         for name, shape in i2v_shapes(config.model).items()
     }
-
-
-def weights_of(
-    config: VideoBuild, checkpoint: Mapping[str, Tensor], media: MediaTensors | None = None
-) -> dict[str, Tensor]:
-    """Return the artifact's weights and tables of a build whose cache is exact."""
-    graph = FAMILY.graph(config)
-    return dict(FAMILY.weights(graph.pieces, checkpoint, media)) | config.workload.schedule.tables(
-        config.as_batch.workload.stream
-    )
 
 
 def begun(config: VideoBuild, checkpoint: Mapping[str, Tensor], text: Tensor, last_frame: int) -> EagerStream:

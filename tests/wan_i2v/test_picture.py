@@ -35,7 +35,8 @@ from tests.support.rows import rows_of
 from tests.support.stacked import stacked_session
 from tests.support.tiers import first_is_fast
 from tests.support.tolerances import VAE, relative_error
-from tests.wan_i2v.streams import ONE, TWO, i2v_config, random_checkpoint, weights_of
+from tests.truth.eager_stream import weights_of
+from tests.wan_i2v.streams import ONE, TWO, i2v_config, random_checkpoint
 
 # Four passes in float32 that feed on each other: some ten times the bar of one pass.
 STREAM_BAR = 5e-5

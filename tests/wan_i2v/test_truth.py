@@ -17,9 +17,9 @@ from seko_export.families.wan_layout.namings import wan_to_diffusers
 from tests.support.tolerances import ORACLE, STEP, relative_error
 from tests.truth.eager_stream import random_text
 from tests.truth.test_diffusers_oracle import MaskedSelfAttention, full_forward
-from tests.wan_i2v.streams import KINDS, ONE, TWO, Reference, begun, i2v_config, random_checkpoint
+from tests.wan_i2v.streams import BARE, KINDS, ONE, TWO, Reference, begun, i2v_config, random_checkpoint
 
-CHUNKS, LAST_FRAME = 6, 7  # the cache holds 5 latent frames, a chunk is 2
+CHUNKS, LAST_FRAME = 4, 7  # the cache holds 5 latent frames, a chunk is 2
 
 
 @pytest.mark.shows("wan_i2v")
@@ -40,7 +40,7 @@ def test_every_chunk_is_the_naive_models(
                 assert error <= STEP[torch.float32]
             if done.kept:
                 naive.commit(done.latents[0], done.timestep)
-    assert CHUNKS * frames > 2 * config.workload.stream.cache_frames
+    assert CHUNKS * frames > config.workload.stream.cache_frames + frames
 
 
 @pytest.mark.shows("flf2v")
@@ -48,14 +48,14 @@ def test_a_last_picture_shows_in_its_frame_and_where_that_is_seen() -> None:
     """Without one, chunks in front of its frame are the same."""
     config = i2v_config(TWO)
     checkpoint, text = random_checkpoint(config), random_text(config.model, 1)
-    streams = [begun(config, checkpoint, text, frame) for frame in (LAST_FRAME, 0)]
-    frames = config.workload.stream.chunk_frames
-    for number in range(4):
+    last, frames = 3, config.workload.stream.chunk_frames
+    streams = [begun(config, checkpoint, text, frame) for frame in (last, 0)]
+    for number in range(2):
         with_last, without_last = (stream.run_chunk([number * frames], [3])[-1].latents for stream in streams)
-        assert torch.equal(with_last, without_last) == (number < LAST_FRAME // frames)
+        assert torch.equal(with_last, without_last) == (number < last // frames)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [TWO, BARE])
 def test_every_chunk_is_diffusers(kind: str, worst: Callable[[str, float], None]) -> None:
     """One masked forward over all frames since the start, with the condition beside the latents.
 
