@@ -19,7 +19,7 @@ from seko_runtime import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.errors import PoolFullError, RankLostError, SessionClosedError, SnapshotError, UsageError
 from seko_runtime.opening.artifact import open_rank
 from seko_runtime.video.chunk import Chunk
-from seko_runtime.video.contract import ENCODER_PROGRAMS
+from seko_runtime.video.contract import ENCODER_PROGRAMS, resolve_video
 from seko_runtime.video.pool import Pool, Session
 from seko_runtime.video.row_numbers import stream_content
 from seko_serve.client import AsyncClient
@@ -181,6 +181,32 @@ def test_a_snapshot_of_other_weights_model_or_layout_is_refused(
         several._digests = "0" * 64, stream_content(others[0])
         with pytest.raises(SnapshotError, match=r"is of artifact .* largest --batch"):
             several.restore(tmp_path / "snapshot")
+
+
+def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(opened: OpenArtifact) -> None:
+    manifest = opened.manifest
+    resolve_video(manifest)
+    without = tuple(buffer for buffer in manifest.buffers if buffer.name != "rank")
+    with pytest.raises(Exception, match="need the host buffer 'rank'"):
+        resolve_video(replace(manifest, buffers=without))
+    for name, axis, words in (
+        ("video", 1, "an even share of axis 2 of both"),
+        ("video", 9, "an axis after the rows"),
+        ("rank", 1, "an axis after the rows of a cache or lane buffer"),
+    ):
+        wrong = tuple(
+            replace(buffer, rank_axis=axis) if buffer.name == name else buffer for buffer in manifest.buffers
+        )
+        with pytest.raises(Exception, match=words):
+            resolve_video(replace(manifest, buffers=wrong))
+    flat = tuple(
+        replace(buffer, shape=(*buffer.shape[:1], buffer.shape[1] * buffer.shape[2] * buffer.shape[3]))
+        if buffer.row_axis and buffer.role == "cache"
+        else buffer
+        for buffer in manifest.buffers
+    )
+    with pytest.raises(Exception, match="has rank_axis 2, expected an axis after the rows"):
+        resolve_video(replace(manifest, buffers=flat))
 
 
 def run_on(session: Session) -> None:

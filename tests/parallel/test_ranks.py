@@ -19,7 +19,6 @@ from seko_runtime.cli.commands import main as runtime_command
 from seko_runtime.errors import EnvironmentLacksError, UsageError
 from seko_runtime.opening.artifact import check_ranks
 from seko_runtime.opening.ranked_engines import rank_devices
-from seko_runtime.video.contract import resolve_video
 from tests.conftest import Built
 from tests.parallel.conftest import one_gpu, weights_of
 from tests.support.stacked import eager_session, open_stacked
@@ -112,32 +111,6 @@ def test_too_few_gpus_are_told_of_before_anything_is_loaded(
     assert rank_devices(for_gpus, "cuda") == ["cuda:0", "cuda:1"]
     with pytest.raises(EnvironmentLacksError, match="on 2 GPUs from cuda:1 on, this machine has 2"):
         rank_devices(for_gpus, "cuda:1")
-
-
-def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built) -> None:
-    manifest, _ = read_manifest(two.folder)
-    resolve_video(manifest)
-    without = tuple(buffer for buffer in manifest.buffers if buffer.name != "rank")
-    with pytest.raises(Exception, match="need the host buffer 'rank'"):
-        resolve_video(replace(manifest, buffers=without))
-    for name, axis, words in (
-        ("video", 1, "an even share of axis 2 of both"),
-        ("video", 9, "an axis after the rows"),
-        ("rank", 1, "an axis after the rows of a cache or lane buffer"),
-    ):
-        wrong = tuple(
-            replace(buffer, rank_axis=axis) if buffer.name == name else buffer for buffer in manifest.buffers
-        )
-        with pytest.raises(Exception, match=words):
-            resolve_video(replace(manifest, buffers=wrong))
-    flat = tuple(
-        replace(buffer, shape=(*buffer.shape[:1], buffer.shape[1] * buffer.shape[2] * buffer.shape[3]))
-        if buffer.row_axis and buffer.role == "cache"
-        else buffer
-        for buffer in manifest.buffers
-    )
-    with pytest.raises(Exception, match="has rank_axis 2, expected an axis after the rows"):
-        resolve_video(replace(manifest, buffers=flat))
 
 
 def test_ranks_of_a_cpu_are_not_profiled(two: Built) -> None:
