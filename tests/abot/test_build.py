@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from scripts.make_checkpoint import main as make_checkpoint
-from seko_export.build_steps import build_artifact
 from seko_export.families.abot.model import KEY_BITS
 from seko_export.families.abot.presets import TINY
 from seko_export.options.declaration import BuildOptions
-from seko_export.options.resolve import resolve_build
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
-from tests.support.uncompiled import leave_uncompiled
+from tests.support.family_artifact import artifact_of
 
 TEXT = np.random.default_rng(1).standard_normal((1, 8, 16), np.float32)
 
@@ -47,27 +45,21 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert make_checkpoint([*words, "--dtype", "fp32"]) == 0
     options = BuildOptions(
         home / "model", vae=home / "taew2_2.pth", vae_encoder=home / "Wan2.2_VAE.pth", target="cpu",
-        sessions=2, batch=(1, 2),
+        sessions=2, batch=(1,),
     )  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        leave_uncompiled(patch)
-        resolved = resolve_build(options)
-        assert resolved.config.model.name == TINY
-        build_artifact(
-            resolved.config, home / "model", home / "artifact", media=resolved.media, backend="compile",
-            compiler_cache=False,
-        )  # fmt: skip
-        yield home / "artifact"
+    with artifact_of(options, home / "artifact") as built:
+        yield built
 
 
 @pytest.mark.slow
 def test_it_is_verified_and_declares_its_keys(artifact: Path) -> None:
     with open_artifact(artifact) as opened:
+        assert opened.manifest.model["name"] == TINY
         assert all(error.within for error in opened.verify())
         (declared,) = (spec for spec in opened.manifest.controls or () if spec.kind == "actions")
         assert declared.inputs == {"bits": "actions"}
         assert [binding["bit"] for binding in declared.parameters["bindings"]] == [*KEY_BITS]
-        assert {"denoise_first.2", "context_first.2"} < set(opened.manifest.programs)
+        assert {"denoise_first.1", "context_first.1"} < set(opened.manifest.programs)
         assert {buffer.name for buffer in opened.manifest.buffers} > {"front.k", "front.v"}
 
 

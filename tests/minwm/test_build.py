@@ -11,14 +11,12 @@ import pytest
 
 from scripts.make_checkpoint import main as make_checkpoint
 from seko_export import plan
-from seko_export.build_steps import build_artifact
 from seko_export.families.minwm.presets import MINWM, TINY
 from seko_export.options.declaration import BuildOptions
-from seko_export.options.resolve import resolve_build
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from seko_serve.video.facts import described
-from tests.support.uncompiled import leave_uncompiled
+from tests.support.family_artifact import artifact_of
 from tests.truth.naive_minwm import walked
 
 TEXT = np.random.default_rng(1).standard_normal((1, 8, 16), np.float32)
@@ -31,20 +29,14 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     words = ["--preset", TINY, "--format", "minwm-sharded", "--dtype", "fp32", "-o", str(home / "model")]
     assert make_checkpoint(words) == 0
     options = BuildOptions(home / "model", target="cpu", kv="fp4", sessions=2, batch=(1,))
-    with pytest.MonkeyPatch.context() as patch:
-        leave_uncompiled(patch)
-        resolved = resolve_build(options)
-        assert resolved.config.model.name == TINY
-        build_artifact(
-            resolved.config, home / "model", home / "artifact", media=resolved.media, backend="compile",
-            compiler_cache=False,
-        )  # fmt: skip
-        yield home / "artifact"
+    with artifact_of(options, home / "artifact") as built:
+        yield built
 
 
 @pytest.mark.slow
 def test_it_is_verified_and_steered_by_the_keys_that_it_declares(artifact: Path) -> None:
     with open_artifact(artifact) as opened, opened.open_pool() as pool:
+        assert opened.manifest.model["name"] == TINY
         assert all(error.within for error in opened.verify())
         (declared,) = (spec for spec in opened.manifest.control_specs if spec.kind == "camera")
         assert dict(declared.inputs) == {"poses": "camera", "intrinsics": "intrinsics"}
@@ -91,6 +83,6 @@ def test_the_command_follows_keys_and_poses(
 
 def test_a_plan_counts_one_cache_and_the_matrices() -> None:
     """The authors' two caches take twice the keys and values."""
-    report = plan(BuildOptions(preset=MINWM, sessions=2, batch=(1, 2)), "h200")
+    report = plan(BuildOptions(preset=MINWM, no_vae=True, no_text=True, sessions=2, batch=(1,)), "h200")
     own = 20 * 1560 * 1536 * 2 * 2 * 30  # bfloat16
     assert report["session_bytes"]["kv"] == own + 30 * 20 * 16 * 4 + 20 * 8

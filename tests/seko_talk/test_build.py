@@ -37,7 +37,7 @@ from tests.support.uncompiled import leave_uncompiled
 
 # Two passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
 STREAM_BAR = 5e-5
-CHUNKS = 5  # past the wrap: the cache holds a reference and 5 latent frames, a chunk is 2
+CHUNKS = 4  # past the wrap: the cache holds a reference and 5 latent frames, a chunk is 2
 
 
 @pytest.mark.parametrize("scheme", ["fp32", pytest.param("fp4", marks=pytest.mark.slow)])

@@ -32,7 +32,7 @@ from seko_export.options.resolve import resolve_build
 from seko_runtime import open_artifact
 from tests.seko_talk.streams import talk_config
 from tests.seko_talk.test_run_config import LOCAL
-from tests.support.uncompiled import UNCOMPILED
+from tests.support.uncompiled import leave_uncompiled
 
 MODEL = PRESETS[TINY].model
 ADAPTER = "audio_adapter_model.safetensors"
@@ -258,7 +258,7 @@ def test_the_command_that_inspect_prints_builds(
     odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model that no preset has, as it is printed; only the sizes of the stream are added, for the test's time."""
-    monkeypatch.setenv(UNCOMPILED, "1")
+    leave_uncompiled(monkeypatch)
     monkeypatch.setattr(seko_export, "build", partial(seko_export.build, compiler_cache=False))
     monkeypatch.chdir(tmp_path)
     report = inspect(odd)

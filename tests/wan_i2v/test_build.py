@@ -12,13 +12,11 @@ import torch
 
 from scripts.random_checkpoint import write_random_checkpoint
 from scripts.random_clip import SIZES, write_random_clip
-from seko_export.build_steps import build_artifact
 from seko_export.options.declaration import BuildOptions
-from seko_export.options.resolve import resolve_build
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from tests.export.media_files import write_vae
-from tests.support.uncompiled import leave_uncompiled
+from tests.support.family_artifact import artifact_of
 from tests.wan_i2v.streams import TWO, i2v_config
 
 pytestmark = pytest.mark.slow
@@ -33,18 +31,8 @@ def built(tmp_path: Path) -> Iterator[Path]:
     asked = BuildOptions(
         tmp_path / "model", vae=write_vae(tmp_path / "vae"), image_encoder=clip, target="cpu", kv="bf16"
     )
-    resolved = resolve_build(asked)
-    with pytest.MonkeyPatch.context() as patch:
-        leave_uncompiled(patch)
-        build_artifact(
-            resolved.config,
-            resolved.checkpoint,
-            tmp_path / "artifact",
-            media=resolved.media,
-            backend="compile",
-            compiler_cache=False,
-        )
-        yield tmp_path / "artifact"
+    with artifact_of(asked, tmp_path / "artifact") as artifact:
+        yield artifact
 
 
 def test_it_is_built_verified_and_run(
