@@ -25,7 +25,7 @@ from seko_runtime.sessions.rows import Rows
 from seko_runtime.video.row_numbers import STATE_FORM
 from seko_runtime.video.rows import Beginning, VideoRows
 from tests.export.media_files import TEXT, VAE
-from tests.parallel.test_faults import PATIENCE_S
+from tests.parallel.rank_faults import PATIENCE_S
 from tests.parallel.test_streams import config_of, pictures, tokenizer
 from tests.parallel.thread_group import EagerRank, manifest_of, random_weights, rows_in_threads
 from tests.parallel.toy_rows import FORM, HEADS, LocalToyRows, Note, ToyRows
