@@ -30,6 +30,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.families.layers.pieces import make_pieces
 from tests.conftest import Built
+from tests.support.new_thread import in_new_thread
 from tests.support.shared import made_once
 from tests.support.uncompiled import build_here
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
@@ -78,7 +79,8 @@ def model_of(scheme: str, batch: int, name: str, opset: int = OPSET) -> ModelPro
 
     def make(folder: Path) -> None:
         folder.mkdir()
-        onnx.save(piece_model(make_pieces(config_of(scheme, batch))[name], opset), folder / "model.onnx")
+        piece = make_pieces(config_of(scheme, batch))[name]
+        onnx.save(in_new_thread(piece_model, piece, opset), folder / "model.onnx")
 
     return onnx.load(made_once(folders[0], f"onnx-{scheme}-{batch}-{name}-{opset}", make) / "model.onnx")
 

@@ -15,6 +15,7 @@ from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.lowering.agree import LEVELS, TOLERANCES, random_inputs
 from tests.export.media_files import TEXT, VAE
+from tests.support.new_thread import in_new_thread
 from tests.support.tolerances import relative_error
 
 from . import forms
@@ -33,7 +34,7 @@ CONFIG = VideoBuild(
 )
 def test_a_media_piece_gives_what_its_module_gives(name: str) -> None:
     piece = make_pieces(CONFIG)[name]
-    run = forms.runner(piece_model(piece))
+    run = forms.runner(in_new_thread(piece_model, piece))
     inputs = random_inputs(piece, "cpu")
     with torch.no_grad():
         wanted = FlatModule(piece)(*inputs)

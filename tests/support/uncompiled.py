@@ -8,7 +8,6 @@ import json
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -32,6 +31,7 @@ from seko_export.host.progress import Progress
 from seko_runtime.cli.commands import main as seko_run
 from seko_runtime.format.manifest import ENGINES_FOLDER
 from tests.conftest import Built
+from tests.support.new_thread import in_new_thread
 
 PROGRAMS_KEPT = 128
 UNCOMPILED = "TORCHDYNAMO_DISABLE"  # torch's: where it is 1, `torch.compile` returns what it was given
@@ -104,12 +104,7 @@ def programs_as_they_are() -> Iterator[None]:
 def _made_here(
     config: BuildConfig, backend: ExportBackend, artifact: Path, progress: Progress
 ) -> Iterator[Callable[[], dict[str, float]]]:
-    """As `compiled_in_background`: the engines are made when they are waited for, in a thread of their own.
-
-    Below pytest-xdist a loop of onnxscript took 300 seconds of a processor, and takes 40 in a new thread. The likely
-    cause, not proven: CPython 3.11 unmaps and maps a part of the frame stack at each call that crosses the part's end,
-    and a new thread's stack begins empty.
-    """
+    """As `compiled_in_background`: the engines are made when they are waited for, in threads of their own."""
     del progress
     folder, suffix = backend.form or (ENGINES_FOLDER, backend.suffix)
     (artifact / folder).mkdir()
@@ -117,9 +112,9 @@ def _made_here(
     def make_all() -> dict[str, float]:
         assert backend.compile_piece is not None
         files = {name: artifact / engine_file(name, suffix, folder) for name in graph_of(config).pieces}
-        with _silent(), ThreadPoolExecutor(1) as thread:
+        with _silent():
             return {
-                name: thread.submit(make_engine, backend.compile_piece, config, name, file).result()
+                name: in_new_thread(make_engine, backend.compile_piece, config, name, file)
                 for name, file in files.items()
             }
 

@@ -15,6 +15,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.families.registry import graph_of
 from tests.export.media_files import TEXT, VAE
 from tests.onnx import forms
+from tests.support.new_thread import in_new_thread
 from tests.support.shared import made_once
 
 
@@ -44,7 +45,7 @@ def form_of(config: VideoBuild, name: str) -> ModelProto:
 
     def make(folder: Path) -> None:
         folder.mkdir()
-        backend.export_form(same, graph_of(same).pieces[name], folder / "form.onnx")
+        in_new_thread(backend.export_form, same, graph_of(same).pieces[name], folder / "form.onnx")
 
     return onnx.load(made_once(forms.folders[0], f"plan-form-{digest}-{name}", make) / "form.onnx")
 
