@@ -7,15 +7,15 @@ import torch
 from seko_export.backends.tensorrt_plans.form import plan_form
 from seko_export.families.layers.pieces import make_pieces
 from tests.onnx import forms
+from tests.onnx.forms import ROWS
 
 LAST_FRAME = 4800  # five minutes at 16 video frames a second, 4 of them a latent frame
 
 
 def test_angles_in_float32_are_as_far_off_as_float32_is() -> None:
     """RoPE's angle of frame n is at most n, the time's at most 1000: that times 2**-24, twice rounded."""
-    config = forms.config_of("fp32", 1)
-    piece = make_pieces(config)["embed"]
-    model = forms.model_of("fp32", 1, "embed")
+    piece = make_pieces(forms.config_of("fp4", ROWS))["embed"]
+    model = forms.model_of("fp4", ROWS, "embed")
     form = plan_form(model)
     assert form.narrowed > 0
     assert form.plugins == {}

@@ -55,11 +55,11 @@ def build_plan(plans: PlanBuilder, form: PlanForm, archs: tuple[int, ...] = ARCH
     return plans.build(with_kernels(form, archs).model, form.aliases, archs, b"", silent)
 
 
-@pytest.mark.shows("tensorrt-rtx", "built")
-def test_every_piece_has_a_plan_with_the_signature_of_the_manifest(
+def test_every_piece_has_a_form_with_the_signature_of_the_manifest_and_a_plan(
     plans: PlanBuilder, models: dict[str, ModelProto]
 ) -> None:
-    """`PlanBuilder` compares the network with the form; here the form is compared with the manifest's signature."""
+    """`PlanBuilder` compares the network with the form; here the form is compared with the manifest's signature. Plans
+    of the transformer's pieces are those of the artifact below."""
     names = {"float32": (1,), "uint8": (2, 3), "int64": (7,), "bfloat16": (16,)}  # a plugin's bytes are int8
     graph = graph_of(WHOLE)
     pieces, caches = graph.pieces, backend.kv_caches(graph)
@@ -81,7 +81,8 @@ def test_every_piece_has_a_plan_with_the_signature_of_the_manifest(
                 assert value.name.removeprefix("next.") == argument.name
                 assert tuple(axis.dim_value for axis in tensor.shape.dim) == argument.shape
                 assert tensor.elem_type in names[dtype_name(argument.dtype)]
-        assert len(build_plan(plans, form).content) > 10_000, name
+        if name.startswith(("text", "vae")):
+            assert len(build_plan(plans, form).content) > 10_000, name
 
 
 def test_equal_builds_give_equal_bytes_and_a_changed_kernel_others(
@@ -239,6 +240,7 @@ def test_gpus_that_it_does_not_build_for_are_refused_before_anything_is_read(
         )
 
 
+@pytest.mark.shows("tensorrt-rtx", "built")
 @pytest.mark.usefixtures("plans")
 def test_an_artifact_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole build, but for the processes that translate its pieces: those forms are there."""
