@@ -116,8 +116,7 @@ def test_attention_of_a_token_over_its_row(shape: Decode, parts: int) -> None:
 
 @pytest.mark.parametrize("form", [INT8, FP4], ids=lambda form: form.name)
 def test_attention_over_a_quantised_cache(form: NumberFormat) -> None:
-    shape = DECODES[0]
-    inputs = decode_inputs(shape)
+    inputs = decode_inputs(Decode((0, 33), 4, 2, 32))
     keys, values = quantised(form, inputs)
     tickets = torch.zeros(TICKETS, dtype=torch.int32)
     at = (inputs.starts, inputs.positions)

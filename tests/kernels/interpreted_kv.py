@@ -15,20 +15,20 @@ from seko_kernels.reference import global_scale, rotate_centred_keys
 from seko_kernels.triton.kv_expand import KV_EXPAND_HEADS, KV_EXPAND_NUMBERS, kv_expand_kernel
 from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, kv_write_kernel
 
-FORMS = pytest.mark.parametrize("form", NUMBER_FORMATS.values(), ids=lambda form: form.name)
 # The last one takes seven programs, the end a part of one.
 SHAPES = [(1, 1, 32), (7, 2, 96), (7, 3, 128), (37, 3, 64)]
 LAYOUTS = [(1, 1, 1, 32, 4), (3, 5, 2, 96, 17), (4, 9, 5, 128, 22), (2, 3, 3, 32, 15)]
 UNTOUCHED = 0xEE
 
 
-def switched(sizes: Sequence[Any]) -> list[tuple[Any, bool, bool, bool]]:
-    """Four sizes with three switches: each two of the four meet in every combination, and so do the three switches."""
+def switched(sizes: Sequence[Any]) -> list[Any]:
+    """Each format with four sizes and three switches, each two of which meet in every combination; a size and a
+    switch do so over two formats."""
     switches = ((False, False, False), (False, True, True), (True, False, True), (True, True, False))
     return [
-        (size, *(switch != turned for switch in three))
+        pytest.param(form, size, *(switch != (at % 2 == 1) for switch in three), id=f"{form.name}-{size}")
+        for at, form in enumerate(NUMBER_FORMATS.values())
         for size, three in zip(sizes, switches, strict=True)
-        for turned in (False, True)
     ]
 
 
@@ -58,8 +58,7 @@ def empty_caches(form: NumberFormat, tokens: int, heads: int, head_dim: int) -> 
     return codes, torch.full((tokens, *scales), UNTOUCHED, dtype=torch.uint8)
 
 
-@FORMS
-@pytest.mark.parametrize(("shape", "rounded", "saturated", "centred"), switched(SHAPES), ids=str)
+@pytest.mark.parametrize(("form", "shape", "rounded", "saturated", "centred"), switched(SHAPES))
 def test_write_kernel_gives_the_bytes_of_the_reference(
     form: NumberFormat, shape: tuple[int, int, int], rounded: bool, saturated: bool, centred: bool
 ) -> None:
@@ -105,8 +104,7 @@ def test_write_kernel_gives_the_bytes_of_the_reference(
     assert torch.equal(codes, expected_codes)
 
 
-@FORMS
-@pytest.mark.parametrize(("layout", "rounded", "apart", "turned"), switched(LAYOUTS), ids=str)
+@pytest.mark.parametrize(("form", "layout", "rounded", "apart", "turned"), switched(LAYOUTS))
 def test_expand_kernel_gives_the_bits_of_the_reference(
     form: NumberFormat, layout: tuple[int, int, int, int, int], rounded: bool, apart: bool, turned: bool
 ) -> None:

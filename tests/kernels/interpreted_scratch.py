@@ -14,18 +14,22 @@ from seko_kernels.triton.e4m3_cast import to_e4m3
 from seko_kernels.triton.fp8_expand import EXPAND_TILE, fp8_expand_kernel
 from tests.kernels.fused_inputs import RINGS, Ring, fp4_cache, key_rotation, poisoned
 
-# The last two have as few heads and slots as show the same: each program is run in Python here.
+# As few heads, slots and tokens as show what `RINGS` do: each program is run in Python here.
 SMALL = [
-    *RINGS[:3],
-    Ring(2, 128, 50, 6, ((2, 5), (0, 3)), (6, 4)),
-    Ring(1, 64, 32, 9, ((4,), (0,), (7,)), (9, 1, 8)),
+    RINGS[0],  # of two heads, which a program takes together
+    Ring(3, 16, 10, 6, ((0, 1), (4, 5)), (2, 6)),
+    Ring(1, 128, 34, 6, ((2, 5), (0, 3)), (6, 4)),
+    Ring(
+        1, 64, 32, 7, ((4,), (0,), (3,)), (7, 1, 5)
+    ),  # half a tile of keys behind a whole one, and one whole
 ]
 
 
-# The kernel's tile and a rotation over every ring; another tile, and none, where rows stand apart and where none do.
+# A rotation over every ring, with the kernel's tile where there are few tokens; none where rows stand apart.
 CASES = [
-    *((ring, EXPAND_TILE, True) for ring in SMALL),
-    *((ring, 2 * EXPAND_TILE, False) for ring in SMALL[:2]),
+    *((ring, EXPAND_TILE, True) for ring in SMALL[:2]),
+    *((ring, 2 * EXPAND_TILE, True) for ring in SMALL[2:]),
+    (SMALL[1], 2 * EXPAND_TILE, False),
 ]
 
 
