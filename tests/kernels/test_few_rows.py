@@ -281,7 +281,6 @@ def compiled_cases() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], str
             few_rows | norm | {"N": 2560, "NEW_TICKETS": TICKETS},
             "HMMA",
         ),
-        "linear-added": (few_rows_kernel, linear, few_rows | added, "HMMA"),
         "linear-added-fp8": (few_rows_kernel, eighths, few_rows | added | {"SCALED": True}, "HMMA"),
         "warpgroup": (warpgroup_rows_kernel, eighths, fp8, "HGMMA"),
         "warpgroup-gated": (warpgroup_rows_kernel, linear, gated, "HGMMA"),

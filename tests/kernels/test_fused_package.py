@@ -125,7 +125,6 @@ def bytes_of(*tensors: Tensor) -> list[Tensor]:
     torch.__version__ < "2.12",
     reason="torch 2.11 writes fp8 types into C++ for CPUs that its headers do not declare",
 )
-@pytest.mark.usefixtures("vector_code")
 def test_cpu_package_agrees_with_eager(package_runner: Callable[..., Any]) -> None:
     x, tensors, scratch = layer_inputs(SMALL, "cpu")
     layer = FusedLayer(SMALL)

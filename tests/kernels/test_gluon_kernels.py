@@ -19,7 +19,6 @@ from seko_kernels.outlines import gluon_twin, kernel_of
 from seko_kernels.triton.attention_fp8 import attention_combine_kernel
 from tests.kernels.outlined import CONVOLUTION, EIGHT_BITS, SIXTEEN_BITS, SPARSE, Shown
 from tests.support.hopper import on_hopper
-from tests.support.tiers import first_is_fast
 
 HOPPER_SHARED = 227 * 1024  # bytes of a multiprocessor
 FEW_CONVERSIONS = 32  # a tile has 64 scores a thread; there are divisions by run-time numbers, too
@@ -39,9 +38,18 @@ def compiled(source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
 
+# As given, and with ones that torch's compiler makes constants of: the attention in 8 bits over all keys and over
+# chosen ones, and that in 16 bits, which is compiled as given below.
 @pytest.mark.slow
-@each_kernel
-@pytest.mark.parametrize("ones", [False, True], ids=["as given", "ones are constants"])
+@pytest.mark.parametrize(
+    ("shown", "ones"),
+    [
+        pytest.param(EIGHT_BITS, False, id="8 bits"),
+        pytest.param(SPARSE, True, id="sparse, ones are constants"),
+        pytest.param(SIXTEEN_BITS, True, id="16 bits, ones are constants"),
+        pytest.param(CONVOLUTION, False, id="convolution"),
+    ],
+)
 def test_the_twin_compiles_for_hopper(
     shown: Shown,
     ones: bool,
@@ -123,29 +131,28 @@ def test_only_outlines_have_a_twin(shown: Shown) -> None:
     assert gluon_twin(twin) is None
 
 
-@pytest.mark.parametrize(
-    "module", first_is_fast(["hopper_attention", "hopper_attention_bf16", "hopper_conv"])
-)
-def test_a_triton_without_gluon_is_named_when_the_kernel_is_asked_for(module: str) -> None:
-    script = f"""
-import sys
+def test_a_triton_without_gluon_is_named_when_the_kernel_is_asked_for() -> None:
+    script = """
+import importlib, sys
 import seko_kernels
-assert "seko_kernels.{module}" not in sys.modules
+modules = ["seko_kernels." + name for name in ("hopper_attention", "hopper_attention_bf16", "hopper_conv")]
+assert not {*modules} & {*sys.modules}
 for name in [name for name in sys.modules if name.startswith("triton.experimental")]:
     del sys.modules[name]
 sys.modules["triton.experimental"] = None  # importing from it fails
-from seko_kernels import {module} as hopper
 from seko_kernels.errors import KernelsError
 from seko_kernels.outlines import Outline, gluon_twin
 from triton.compiler import ASTSource
-outline = next(value for value in vars(hopper).values() if isinstance(value, Outline))
-source = ASTSource(outline, dict.fromkeys(outline.arg_names, "i32"))
-try:
-    gluon_twin(source)
-except KernelsError as reason:
-    assert "has no Gluon" in str(reason), reason
-else:
-    raise SystemExit("it was not refused")
+for module in modules:
+    hopper = importlib.import_module(module)
+    outline = next(value for value in vars(hopper).values() if isinstance(value, Outline))
+    source = ASTSource(outline, dict.fromkeys(outline.arg_names, "i32"))
+    try:
+        gluon_twin(source)
+    except KernelsError as reason:
+        assert "has no Gluon" in str(reason), reason
+    else:
+        raise SystemExit(f"{module} was not refused")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -11,14 +11,9 @@ from seko_kernels.errors import KernelsError
 from seko_kernels.formats import FP4, ROTARY_FACTOR_BITS
 from seko_kernels.kv_tables import KeyTables
 from seko_kernels.reference import nvfp4_decode, round_factor
+from tests.kernels.test_nvfp4_expand import DTYPES, bits
 
-DTYPES = (torch.bfloat16, torch.float32)
 SHAPES = [(21, 1560, 12, 128, 22), (6, 24, 5, 128, 22), (3, 7, 2, 48, 8), (1, 1, 1, 16, 4)]
-
-
-def bits(x: Tensor) -> Tensor:
-    """The bits of a float tensor, so that minus zero differs from zero and NaN equals itself."""
-    return x.cpu().view(torch.int16 if x.dtype == torch.bfloat16 else torch.int32)
 
 
 def expand_keys(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -151,7 +150,7 @@ def test_kernels_compile_without_spills(
                 assert not {"LDL", "STL"} & set(opcodes), f"{kernel.__name__} spills with {constants}"
                 assert ("F2FP" in opcodes) or not fp8
 
-    for variant, width in itertools.product(VARIANTS[:1] + VARIANTS[5:6], (1536, 5120)):
+    for variant, width in ((VARIANTS[0], 1536), (VARIANTS[5], 5120)):
         tiles = row_tiles(width, 1560, variant.norm)
         signature = {
             **dict.fromkeys(("X", "Y"), "*bf16"),
