@@ -102,27 +102,21 @@ def test_a_value_without_a_shape_is_found() -> None:
 
 @pytest.mark.slow
 def test_the_newest_opset_gives_the_same_numbers() -> None:
-    old, new = (forms.model_of("fp4", ROWS, "block", opset) for opset in (OPSET, NEWEST_OPSET))
+    """The exact block, attention included; what a cache of codes is made of: test_functions.py."""
+    old, new = (forms.model_of("fp32", ROWS, "block", opset) for opset in (OPSET, NEWEST_OPSET))
     assert {entry.domain: entry.version for entry in new.opset_import}[""] == NEWEST_OPSET
     inputs = [*block_inputs()]
     for expected, found in zip(forms.run_model(old, *inputs), forms.run_model(new, *inputs), strict=True):
-        if expected.dtype == torch.uint8:
-            assert torch.equal(expected, found)
-        else:
-            assert relative_error(expected, found) <= 1e-6
+        assert relative_error(expected, found) <= 1e-6
 
 
 def block_inputs() -> Iterator[torch.Tensor]:
-    """Random inputs of the FP4 block at its first chunk."""
+    """Random inputs of the exact block at its first chunk."""
     generator = torch.Generator().manual_seed(5)
-    for argument in make_pieces(forms.config_of("fp4", ROWS))["block"].signature:
+    for argument in make_pieces(forms.config_of("fp32", ROWS))["block"].signature:
         if argument.name == "token_index":
             yield torch.arange(argument.shape[0])
         elif argument.name == "valid_tokens":
             yield torch.full(argument.shape, 12)
-        elif argument.dtype == torch.uint8:
-            yield torch.zeros(argument.shape, dtype=torch.uint8)
-        elif argument.name.startswith("scales."):
-            yield torch.full(argument.shape, 2.0**-5)
         else:
             yield torch.randn(argument.shape, generator=generator) * 0.1
