@@ -29,6 +29,7 @@ CHUNK, SINK, RING, TOKENS, LAYERS, PASSES = 2, 1, 4, 3, 2, 2
 CACHE = SINK + RING
 CHANNELS, ROWS, COLUMNS = 4, 1, TOKENS  # one token per latent cell
 TEXT_TOKENS, TEXT_DIM = 5, CHANNELS
+FPS = 16
 
 
 class Prompt(torch.nn.Module):
@@ -128,7 +129,7 @@ def toy_manifest(batch: int = 1, *, layers: int = LAYERS, **changes: object) -> 
         "producer": {"seko": "0.1.0"},
         "model": {"preset": "toy", "layers": layers},
         "state_rows": batch,
-        "stream": Stream(CHUNK, SINK, RING, TOKENS, (CHANNELS, ROWS, COLUMNS), 8, 24, 4, 16),
+        "stream": Stream(CHUNK, SINK, RING, TOKENS, (CHANNELS, ROWS, COLUMNS), 8, 24, 4, FPS),
         "kv": KvPool("fp32", pool_bytes, pool_bytes // 2, 32.0),
         "schedule": Schedule(PASSES, (1000.0, 500.0), (1.0, 0.5), 0.0, "toy"),
         "buffers": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import json
 import os
@@ -11,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -42,14 +43,11 @@ def browser_path() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
-class Page:
-    """One page of a browser."""
+class Calls:
+    """Calls of methods of the protocol by one socket."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket, self._number = socket, 0
-        self.problems: list[str] = []  # errors of the console and uncaught exceptions
-        for domain in ("Page", "Runtime", "Log"):
-            self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: object) -> dict[str, Any]:
         """Call a method of the protocol and return its result."""
@@ -63,6 +61,19 @@ class Page:
                 result: dict[str, Any] = message["result"]
                 return result
             self._note(message)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        """Take notice of an event."""
+
+
+class Page(Calls):
+    """One page of a browser."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        super().__init__(socket)
+        self.problems: list[str] = []  # errors of the console and uncaught exceptions
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
 
     def _note(self, event: dict[str, Any]) -> None:
         method, parameters = event.get("method"), event.get("params", {})
@@ -155,37 +166,107 @@ class Page:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
 
+class Browser:
+    """A browser that runs.
+
+    Parameters
+    ----------
+    process : subprocess.Popen
+        Its process.
+    port : int
+        Port of its debugging protocol.
+    socket : ClientConnection
+        Socket of that protocol.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, socket: ClientConnection) -> None:
+        self._process, self._port, self._calls = process, port, Calls(socket)
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process has not ended."""
+        return self._process.poll() is None
+
+    @contextmanager
+    def page(self) -> Iterator[Page]:
+        """An empty page with cookies, storage and a cache of its own, as in a browser that was just installed."""
+        context = self._calls.call("Target.createBrowserContext")["browserContextId"]
+        try:
+            target = self._calls.call("Target.createTarget", url="about:blank", browserContextId=context)
+            with self._connected_page(target["targetId"]) as page:
+                yield page
+        finally:
+            self._calls.call("Target.disposeBrowserContext", browserContextId=context)
+
+    @contextmanager
+    def first_page(self) -> Iterator[Page]:
+        """The page with which the browser began: the only one that may take the mouse; others hang when they do."""
+        targets = self._calls.call("Target.getTargets")["targetInfos"]
+        with self._connected_page(next(one["targetId"] for one in targets if one["type"] == "page")) as page:
+            yield page
+
+    @contextmanager
+    def _connected_page(self, target: str) -> Iterator[Page]:
+        with _connected(f"ws://127.0.0.1:{self._port}/devtools/page/{target}") as socket:
+            yield Page(socket)
+
+
 @contextmanager
-def open_page(url: str, *options: str) -> Iterator[Page]:
-    """Open a page in a browser of its own."""
+def open_browser(*options: str) -> Iterator[Browser]:
+    """Start a browser, and end all of its processes."""
     path = browser_path()
     assert path is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [path, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
-        command += [
-            f"--user-data-dir={profile}",
-            "--autoplay-policy=no-user-gesture-required",
-            *options,
-            "about:blank",
-        ]
+        command += [f"--user-data-dir={profile}", "--autoplay-policy=no-user-gesture-required", *options]
         # In a group of its own: Debian's command is a script that starts the browser and, when it is ended, leaves it.
         with subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            [*command, "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         ) as process:
             try:
                 port = _port(Path(profile, "DevToolsActivePort"))
-                with urlopen(f"http://127.0.0.1:{port}/json/list", timeout=WAIT_S) as answer:
-                    target = next(entry for entry in json.load(answer) if entry["type"] == "page")
-                with connect(
-                    target["webSocketDebuggerUrl"], max_size=64 << 20, compression=None, ping_interval=None
-                ) as socket:
-                    page = Page(socket)
-                    page.call("Page.navigate", url=url)
-                    page.until("document.readyState === 'complete'")
-                    yield page
+                with urlopen(f"http://127.0.0.1:{port}/json/version", timeout=WAIT_S) as answer:
+                    url = json.load(answer)["webSocketDebuggerUrl"]
+                with _connected(url) as socket:
+                    yield Browser(process, port, socket)
             finally:
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait(30)
+
+
+_running: dict[tuple[str, ...], Browser] = {}
+_ends = ExitStack()
+
+
+@atexit.register
+def close_browsers() -> None:
+    """End the browsers of `open_page`."""
+    _running.clear()
+    _ends.close()
+
+
+@contextmanager
+def open_page(url: str, *options: str, alone: bool = False) -> Iterator[Page]:
+    """Open a page in this process's browser with these options: to start one takes longer than most tests. A page that
+    takes the mouse has to be ``alone``, in a browser of its own.
+    """
+    with ExitStack() as ends:
+        if alone:
+            page = ends.enter_context(ends.enter_context(open_browser(*options)).first_page())
+        else:
+            if options not in _running or not _running[options].runs:
+                _running[options] = _ends.enter_context(open_browser(*options))
+            page = ends.enter_context(_running[options].page())
+        page.call("Page.navigate", url=url)
+        page.until("document.readyState === 'complete'")
+        yield page
+
+
+def _connected(url: str) -> ClientConnection:
+    return connect(url, max_size=64 << 20, compression=None, ping_interval=None)
 
 
 def _port(file: Path) -> int:

@@ -21,10 +21,11 @@ from seko_serve.live.device import Device
 from seko_serve.live.manager import SessionManager
 from seko_serve.run import Server
 from seko_serve.settings import Settings
-from tests.runtime import toy_pool, toy_whole
+from tests.runtime import toy, toy_pool, toy_whole
 from tests.support.stacked import open_rows
 
 from .bounded import bounded
+from .browser import close_browsers
 
 if TYPE_CHECKING:
     from seko_serve.fleet.directory import Directory
@@ -38,6 +39,13 @@ LIMIT_S = 120.0  # of an async test without the mark limit_s
 def anyio_backend() -> str:
     """The event loop on which anyio's plugin runs async tests and fixtures."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def browsers_end() -> Iterator[None]:
+    """End the browsers that tests have opened pages in."""
+    yield
+    close_browsers()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -142,6 +150,12 @@ def start() -> Iterator[Starter]:
     yield started
     for server in running:
         server.stop()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have toys play three times as fast: tests that wait for frames on a page wait for a third of the time."""
+    monkeypatch.setattr(toy, "FPS", 48)
 
 
 @pytest.fixture

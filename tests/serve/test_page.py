@@ -13,12 +13,15 @@ import pytest
 
 from seko_serve.video.content import VideoContent, VideoPiece
 
-from .browser import ALL_INPUTS_ENDED, HELD_DEVICES, WAIT_S, Page, browser_path, open_page
+from .browser import ALL_INPUTS_ENDED, HELD_DEVICES, WAIT_S, Page, browser_path, open_browser, open_page
 from .conftest import Running, Starter
 from .test_controls import wav
 from .toys import talk_opener
 
-pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+pytestmark = [
+    pytest.mark.usefixtures("quick"),
+    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
+]
 FRAMES = "Number(document.body.dataset.painted || 0)"
 COUNT_SOCKETS = (
     "window.sockets = []; const Known = WebSocket; window.WebSocket = class extends Known "
@@ -56,9 +59,9 @@ def alive(process: tuple[int, str]) -> bool:
     return state != "Z" and fields[18] == process[1]
 
 
-def test_a_closed_page_leaves_no_process() -> None:
+def test_a_closed_browser_leaves_no_process() -> None:
     before = descendants(os.getpid())
-    with open_page("about:blank"):
+    with open_browser() as browser, browser.page():
         started = descendants(os.getpid()) - before
         assert sum(map(alive, started)) > 2  # more than the command
     end = time.monotonic() + 60

@@ -10,7 +10,10 @@ from .test_page import FRAMES, begin
 from .test_speech import opener as speech_opener
 from .toys import film_opener, game_opener, shown_opener
 
-pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+pytestmark = [
+    pytest.mark.usefixtures("quick"),
+    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
+]
 SIZES = [(1280, 800), (390, 844), (844, 390)]
 # What is wrong with where controls are; the examples alone may be scrolled to.
 FAULTS = """

@@ -18,7 +18,10 @@ from .conftest import LIMIT_S, Starter
 from .test_page import FRAMES, begin
 from .test_page_errors import applied
 
-pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+pytestmark = [
+    pytest.mark.usefixtures("quick"),
+    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
+]
 __all__ = ["applied"]  # a fixture
 LINES = "[...document.querySelectorAll('#history button')].map((line) => line.textContent)"
 ALL_PLACED = (

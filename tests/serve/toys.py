@@ -86,6 +86,8 @@ def toy_manifest(inputs: Sequence[InputSpec], controls: Sequence[ControlSpec] = 
         "buffers": (*base.buffers, *buffers),
         "inputs": tuple(inputs),
     }
+    if VOICE in inputs:  # a window is the sound of a latent frame at this rate
+        fields["stream"] = replace(base.workload.stream, fps=16)
     if controls:
         fields["controls"] = tuple(controls)
     return toy.changed(base, **fields)
