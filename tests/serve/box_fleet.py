@@ -12,8 +12,9 @@ import pytest
 from seko_serve.client import AsyncClient
 from seko_serve.fleet.redis_directory import RedisDirectory
 
-from .fleet_soak import EVERY, BoxProcess, Viewer, box_process, listed
+from .fleet_soak import EVERY, Viewer, box_process, listed
 from .fleets import Fleet
+from .forked import ForkedProcess
 from .test_fleet_directory import RedisServer
 
 
@@ -35,7 +36,7 @@ class BoxFleet:
     def __init__(self, directory: str, folder: Path, url: str, stack: ExitStack) -> None:
         self.url, self._directory, self._folder, self._stack = url, directory, folder, stack
 
-    async def box(self, every: int = EVERY, *, directory: str = "", **options: Any) -> BoxProcess:
+    async def box(self, every: int = EVERY, *, directory: str = "", **options: Any) -> ForkedProcess:
         """Start a box, which reaches Redis at an address of its own if ``directory`` is given, and wait until it is
         listed; the options are those of `box_process`.
         """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from websockets.asyncio.client import ClientConnection
 
 from seko_serve.client import AsyncClient
+from seko_serve.errors import ServeError
+from seko_serve.protocol import Media
 
 
 def session_of(client: AsyncClient) -> str:
@@ -24,3 +26,15 @@ def with_tokens_of(client: AsyncClient, again: AsyncClient, resume: str = "") ->
     again._stream, again._id, again._hello = client._stream, client._id, client._hello
     again._resume, again._serial = resume or client._resume, client._serial
     return again
+
+
+async def to_the_end(client: AsyncClient) -> tuple[list[Media], str]:
+    """Take what comes until the socket ends; return also the error's code."""
+    media: list[Media] = []
+    try:
+        async for received in client.messages():
+            if isinstance(received, Media):
+                media.append(received)
+    except ServeError as end:
+        return media, end.kind.code
+    return media, ""

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
-import os
 import random
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,53 +29,17 @@ from seko_serve.protocol import Media
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.saved import SavedSessions
 from tests.runtime import toy_pool
+from tests.serve import toy_box
 from tests.serve.bounded import bounded
 from tests.serve.fleets import Fleet
+from tests.serve.forked import ForkedProcess, forked
 from tests.serve.test_fleet_directory import RedisServer
-from tests.serve.toy_box import SENT, serve_with_log
+from tests.serve.toy_box import SENT
 
-BOXES = multiprocessing.get_context("forkserver")
-BOXES.set_forkserver_preload([serve_with_log.__module__])
 PROMPTS = ("a b", "c a", "b")
 EVERY = 2  # chunks from a snapshot to the next
 CHUNK_S = 0.2  # for which a viewer shows a chunk
 LEFT_S = 60.0  # behind which no row and no lease of an ended session is left
-
-
-class BoxProcess:
-    """A process of a box, with what tests use of `subprocess.Popen`.
-
-    It is forked from one that has imported everything: to import it takes five seconds of a processor, and most tests
-    start several boxes.
-    """
-
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
-        self._process = BOXES.Process(target=serve_with_log, args=(log, arguments))
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code; None while it runs."""
-        return self._process.exitcode
-
-    def poll(self) -> int | None:
-        """Return the exit code; None while it runs."""
-        return self.returncode
-
-    def wait(self) -> None:
-        """Wait until it has ended."""
-        self._process.join()
-
-    def kill(self) -> None:
-        """Kill it, if it runs."""
-        self._process.kill()
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it runs."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
 
 
 @contextmanager
@@ -89,19 +51,18 @@ def box_process(
     lease: float = 60.0,
     desk: Path | None = None,
     patience: float | None = None,
-) -> Iterator[BoxProcess]:
+) -> Iterator[ForkedProcess]:
     """A process of a box, which has perhaps not started yet; killed at the end. For desk and patience see `toy_box`."""
     arguments = [directory, str(folder), "--every", str(every), "--lease", str(lease)]
     arguments += [] if desk is None else ["--desk", str(desk)]
     arguments += [] if patience is None else ["--patience", str(patience)]
-    with tempfile.NamedTemporaryFile() as log:
-        process = BoxProcess(arguments, Path(log.name))
+    with forked(toy_box.main, arguments) as process:
         try:
             yield process
         finally:
             process.kill()
             process.wait()
-            lines = log.read().decode(errors="replace")
+            lines = process.written().decode(errors="replace")
             assert "Traceback" not in lines, lines
             assert '"internal' not in lines, lines
 
@@ -122,7 +83,7 @@ def number(box: str) -> int:
     return int(box.split("-")[-2])
 
 
-async def listed(directory: str, processes: list[BoxProcess]) -> None:
+async def listed(directory: str, processes: list[ForkedProcess]) -> None:
     """Wait until all of these boxes have rows."""
     wanted = {process.pid for process in processes}
     while not wanted <= {number(row.name) for row in await rows(directory)}:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from urllib.error import URLError
 
 import pytest
 
 from seko_serve.fleet.choice import FRESH_S
+from seko_serve.fleet.directory import LEASE_S
 from seko_serve.fleet.redis_directory import RedisDirectory
 
+from . import toy_gateway
 from .box_fleet import BoxFleet, box_fleet, fleet
 from .fleet_soak import (
     doubles,
@@ -29,13 +27,15 @@ from .fleet_soak import (
     resumed,
     rows,
 )
+from .forked import ForkedProcess, answering
+from .processes import free_port
 from .test_fleet_directory import RedisServer, redis_server
 from .test_server import http
 from .toy_box import SENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.quiet, pytest.mark.limit_s(300)]
 __all__ = ["fleet", "redis_server"]
-CUT_S = 30.0  # for which a box, or a gateway, cannot reach the directory
+CUT_S = 2 * LEASE_S  # for which a box cannot reach the directory
 NO_DIRECTORY = "the directory of sessions does not answer"
 
 
@@ -222,29 +222,9 @@ async def test_a_box_that_is_killed_while_redis_is_down_is_left_once_redis_is_ba
         server.kill()
 
 
-@contextmanager
-def gateway_process(directory: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def gateway_process(directory: str, port: int) -> AbstractContextManager[ForkedProcess]:
     """A process of a gateway that answers; killed at the end."""
-    process = subprocess.Popen([sys.executable, "-m", "tests.serve.toy_gateway", str(port), directory])
-    try:
-        while True:
-            assert process.poll() is None
-            with suppress(OSError):
-                http(f"http://127.0.0.1:{port}/health")
-                break
-            time.sleep(0.05)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    return answering(f"http://127.0.0.1:{port}/health", toy_gateway.main, port, directory)
 
 
 async def test_a_killed_gateway_ends_no_stream_and_another_one_knows_all_sessions(
@@ -253,9 +233,11 @@ async def test_a_killed_gateway_ends_no_stream_and_another_one_knows_all_session
     directory = redis_server.url
     with ExitStack() as stack:
         await fleet.box()
-        ports = free_ports(2)
-        first, _ = [stack.enter_context(gateway_process(directory, port)) for port in ports]
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        first_port = free_port()
+        first = stack.enter_context(gateway_process(directory, first_port))
+        second_port = free_port()
+        stack.enter_context(gateway_process(directory, second_port))
+        urls = [f"http://127.0.0.1:{port}" for port in (first_port, second_port)]
         viewer = await fleet.viewer(0, url=urls[0])
         await more(viewer)
         first.send_signal(signal.SIGKILL)
@@ -269,7 +251,7 @@ async def test_a_killed_gateway_ends_no_stream_and_another_one_knows_all_session
         viewer.client._url = urls[1]
         await viewer.client.drop()
         await moved(viewer)
-        stack.enter_context(gateway_process(directory, ports[0]))
+        stack.enter_context(gateway_process(directory, first_port))
         viewer.client._url = urls[0]
         await viewer.client.drop()
         await moved(viewer)

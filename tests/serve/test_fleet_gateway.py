@@ -26,8 +26,8 @@ from seko_serve.fleet.boxes import Boxes, BoxSilentError
 from seko_serve.fleet.directory import BoxFacts, DirectoryError, Lease, MemoryDirectory
 from seko_serve.http.bodies import MAX_ENTRIES
 from seko_serve.live import admission
-from seko_serve.protocol import Media
 
+from .clients import to_the_end
 from .conftest import LIMIT_S
 from .fleets import KEYS, Fleet, FleetStarter, memory
 from .test_line import Listener
@@ -40,18 +40,6 @@ async def ask(
     fleet: Fleet, path: str, method: str = "GET", table: object = None, key: str = "", queue: str = ""
 ) -> tuple[int, Any]:
     return await asyncio.to_thread(http, fleet.url + path, method, table, key, queue)
-
-
-async def to_the_end(client: AsyncClient) -> tuple[list[Media], str]:
-    """Take what comes until the socket ends; return also the error's code."""
-    media: list[Media] = []
-    try:
-        async for received in client.messages():
-            if isinstance(received, Media):
-                media.append(received)
-    except ServeError as end:
-        return media, end.kind.code
-    return media, ""
 
 
 @pytest.mark.shows("fleet")

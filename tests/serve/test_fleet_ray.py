@@ -21,6 +21,7 @@ from seko_runtime.video.artifact import video_artifact
 from seko_serve.client import AsyncClient
 from seko_serve.fleet.config import ModelConfig
 
+from .clients import to_the_end
 from .fleet_soak import Viewer, holder, nothing_left
 from .ray_nodes import (
     below,
@@ -34,7 +35,6 @@ from .ray_nodes import (
     until,
 )
 from .test_fleet_directory import RedisServer, redis_server
-from .test_fleet_gateway import to_the_end
 from .test_server import http
 
 pytestmark = [

@@ -20,15 +20,19 @@ from tests.speech.toy_speech import PATCH
 
 from .browser import Page, browser_path, open_page
 from .conftest import LIMIT_S, Running, Starter
+from .forked import toy_process
+from .processes import free_port
 from .test_client import Held
 from .test_controls import wav
 from .test_page import COUNT_SOCKETS, FRAMES, begin
-from .test_restart import free_port, process
 from .test_server import http
 from .test_speech import opener as speech_opener
 from .toys import talk_opener, world_opener
 
-pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+pytestmark = [
+    pytest.mark.usefixtures("quick"),
+    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
+]
 KEY = "a key of a person"
 STATE, HINT = (f"document.getElementById('{name}').textContent" for name in ("state", "notice-text"))
 BLOCKED = "document.getElementById('notice').checkVisibility()"
@@ -608,19 +612,41 @@ def test_who_comes_while_the_server_is_away_can_try_again(start: Starter) -> Non
 @pytest.mark.slow
 def test_a_server_that_comes_back_without_the_session_is_told(tmp_path: Path) -> None:
     port = free_port()
-    with process(port, tmp_path / "first", 0) as server, open_page(f"http://127.0.0.1:{port}/") as page:
+    with toy_process(port, tmp_path / "first", 0) as server, open_page(f"http://127.0.0.1:{port}/") as page:
         begin(page)
         page.until(f"{FRAMES} > 5")
         server.kill()
         server.wait()
         page.until(f"{IS_ERROR} && {STATE} === 'The connection was lost. Trying again'")
-        with process(port, tmp_path / "second", 0):
+        with toy_process(port, tmp_path / "second", 0):
             page.until("document.getElementById('start').textContent === 'Start'")
             assert page.value(f"{IS_ERROR} && {STATE}") == "The server no longer has this session"
             assert page.value(f"{BLOCKED} && {HINT} === {STATE}")
             page.value(f"{WAY}.click(), true")
             page.until(f"{STATE} === 'Live'")
             assert not page.value(BLOCKED)
+
+
+@pytest.mark.slow
+def test_the_page_comes_back_after_the_servers_kill_9(tmp_path: Path) -> None:
+    port = free_port()
+    frame = "Number(document.body.dataset.frame)"
+    with toy_process(port, tmp_path, 1) as server, open_page(f"http://127.0.0.1:{port}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 30")
+        server.kill()
+        server.wait()
+        page.until(f"{STATE}.includes('connection was lost')")
+        stood = page.value(frame)
+        with toy_process(port, tmp_path, 1):
+            page.until(f"{STATE} === 'Live'")
+            page.until(f"{frame} > {stood} + 30")
+            page.value(
+                "window.seen = []; new MutationObserver(() => seen.push(Number(document.body.dataset.frame)))"
+                ".observe(document.body, {attributes: true, attributeFilter: ['data-frame']}); true"
+            )
+            seen = page.until("seen.length >= 8 && seen")
+            assert seen == sorted(set(seen))
 
 
 def test_a_timeline_that_is_opened_in_line_keeps_one_place(start: Starter, tmp_path: Path) -> None:

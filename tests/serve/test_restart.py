@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,63 +14,18 @@ import pytest
 
 from seko_runtime import Pool
 from seko_serve.client import AsyncClient
-from seko_serve.errors import ServeError
 from seko_serve.live import manager
 from seko_serve.protocol import Media
 from tests.runtime import toy_pool
 
-from .clients import session_of
+from .clients import session_of, to_the_end
 from .conftest import NewClient, Starter
+from .fleet_soak import PROMPTS, alone
+from .forked import toy_process
+from .processes import free_port
 from .test_server import http, pictures, watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.quiet, pytest.mark.limit_s(120)]
-
-PROMPTS = ("a b", "c a", "b")
-
-
-def alone(seed: int, prompt: str, chunks: int) -> np.ndarray:
-    """Video frames of the runtime's own session."""
-    with toy_pool.open_pool() as pool, pool.open_session(seed=seed, prompt=prompt) as session:
-        return np.concatenate([session.run_chunk().video()[0] for _ in range(chunks)])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def process(port: int, folder: Path, every: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server's process that answers."""
-    command = [sys.executable, "-m", "tests.serve.toy_server", str(port), str(folder), str(every)]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE)
-    try:
-        while server.poll() is None:
-            try:
-                http(f"http://127.0.0.1:{port}/ready")
-                break
-            except OSError:
-                pass
-        assert server.poll() is None
-        yield server
-    finally:
-        server.kill()
-        server.wait()
-        assert server.stderr is not None
-        server.stderr.close()
-
-
-async def to_the_end(client: AsyncClient) -> tuple[list[Media], str]:
-    """Take what comes until the socket ends; return also the error's code."""
-    media: list[Media] = []
-    try:
-        async for received in client.messages():
-            if isinstance(received, Media):
-                media.append(received)
-    except ServeError as end:
-        return media, end.kind.code
-    return media, ""
 
 
 @pytest.mark.shows("saved")
@@ -82,7 +34,7 @@ async def test_the_same_tokens_go_on_in_a_new_process(how: signal.Signals, tmp_p
     port, folder = free_port(), tmp_path / "store"
     url = f"http://127.0.0.1:{port}"
     clients = [AsyncClient(url) for _ in range(3)]
-    with process(port, folder, 2) as first:
+    with toy_process(port, folder, 2) as first:
         for seed, client in enumerate(clients):
             await client.open(codecs=["rgb24"], prompt=PROMPTS[seed], seed=seed, fps=1)  # however busy
         media = [(await watch(client, 7))[0] for client in clients]
@@ -95,7 +47,7 @@ async def test_the_same_tokens_go_on_in_a_new_process(how: signal.Signals, tmp_p
             seen += rest
             assert code == ("" if how is signal.SIGKILL else "stopping")
         assert first.wait(60) == (0 if how is signal.SIGHUP else -how)  # once all is saved
-    with process(port, folder, 2):
+    with toy_process(port, folder, 2):
         for seed, (seen, client) in enumerate(zip(media, clients, strict=True)):
             await client.resume()
             again = (await watch(client, 5))[0]
@@ -114,14 +66,13 @@ async def test_the_same_tokens_go_on_in_a_new_process(how: signal.Signals, tmp_p
 
 async def test_a_killed_process_leaves_no_token_and_no_prompt_in_its_log_or_its_files(tmp_path: Path) -> None:
     port, folder = free_port(), tmp_path / "store"
-    with process(port, folder, 1) as server:
+    with toy_process(port, folder, 1) as server:
         client = await AsyncClient(f"http://127.0.0.1:{port}").open(codecs=["rgb24"], prompt="secret words")
         await watch(client, 5)
         await client.drop()
         server.send_signal(signal.SIGTERM)
         server.wait(60)
-        assert server.stderr is not None
-        written = server.stderr.read() + b"".join(file.read_bytes() for file in folder.iterdir())
+        written = server.written() + b"".join(file.read_bytes() for file in folder.iterdir())
     for secret in (client._resume, "secret words"):
         assert secret.encode() not in written
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}

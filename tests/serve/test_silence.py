@@ -20,10 +20,11 @@ from seko_serve.protocol import Media
 
 from .browser import browser_path, open_page
 from .conftest import Starter
+from .forked import toy_process
+from .processes import free_port
 from .test_client import watched
 from .test_page import FRAMES, begin
 from .test_page_errors import IS_ERROR, STATE
-from .test_restart import free_port, process
 from .test_server import PROMPT, alone, pictures
 
 BROWSER = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
@@ -68,7 +69,7 @@ class Relay:
 @contextmanager
 def stopped_process(folder: Path) -> Iterator[Silenced]:
     port = free_port()
-    with process(port, folder, 0) as server:
+    with toy_process(port, folder, 0) as server:
 
         def silence(on: bool) -> None:
             server.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
@@ -79,18 +80,25 @@ def stopped_process(folder: Path) -> Iterator[Silenced]:
             silence(False)
 
 
+@pytest.fixture
+def relay(start: Starter) -> Iterator[Relay]:
+    """A relay to a server."""
+    relay = Relay(start().url)
+    try:
+        yield relay
+    finally:
+        relay.close()
+
+
 @pytest.fixture(params=["a stopped process", "a proxy that swallows"])
-def silenced(request: pytest.FixtureRequest, start: Starter, tmp_path: Path) -> Iterator[Silenced]:
+def silenced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Silenced]:
     """The address of a server, and a function that silences it or lets it speak again."""
     if request.param == "a stopped process":
         with stopped_process(tmp_path) as stopped:
             yield stopped
         return
-    relay = Relay(start().url)
-    try:
-        yield relay.url, lambda on: setattr(relay, "silent", on)
-    finally:
-        relay.close()
+    relay: Relay = request.getfixturevalue("relay")
+    yield relay.url, lambda on: setattr(relay, "silent", on)
 
 
 def test_a_silent_server_ends_the_clients_messages_and_resume_goes_on(
@@ -126,23 +134,22 @@ def test_a_server_that_sends_nothing_but_answers_is_not_silent(
     with Client(start().url) as client:
         client.open(codecs=["rgb24"], prompt=PROMPT)
         client.send("pause")
-        threading.Timer(4.0, client.send, ["ping"], {"t": 1.0}).start()
+        threading.Timer(2.0, client.send, ["ping"], {"t": 1.0}).start()
         assert any(not isinstance(told, Media) and told["type"] == "pong" for told in client.messages())
 
 
 @BROWSER
-def test_a_page_sees_that_its_server_is_silent_and_goes_on_when_it_is_back(silenced: Silenced) -> None:
-    url, silence = silenced
-    with open_page(f"{url}/") as page:
+def test_a_page_sees_that_its_server_is_silent_and_goes_on_when_it_is_back(relay: Relay) -> None:
+    with open_page(f"{relay.url}/") as page:
         begin(page)
         page.until(f"{FRAMES} > 20 && {STATE} === 'Live'")
-        silence(True)
+        relay.silent = True
         page.until("document.getElementById('state').classList.contains('wait')")
         page.until("document.getElementById('notice').checkVisibility()")
         page.until("document.getElementById('fps').textContent === '0.0'")
         page.until(f"{IS_ERROR} && {STATE} === 'The connection was lost. Trying again'")
         stood = page.value(FRAMES)
-        silence(False)
+        relay.silent = False
         page.until(f"{FRAMES} > {stood} + 30")
         assert page.value(STATE) == "Live"
         assert page.value("Number(document.getElementById('fps').textContent) > 0")
@@ -161,5 +168,5 @@ def test_a_page_that_is_paused_and_hears_answers_stays(start: Starter) -> None:
             "window.seen = []; new MutationObserver(() => seen.push(document.getElementById('state').textContent))"
             ".observe(document.getElementById('state'), {childList: true}); true"
         )
-        page.value("new Promise((resolve) => setTimeout(resolve, 2000))")
+        page.value("new Promise((resolve) => setTimeout(resolve, 1000))")
         assert page.value("seen") == []

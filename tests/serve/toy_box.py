@@ -1,7 +1,5 @@
 """A box of the toy pool as a process of its own, which a test may kill, pause and spoil. No tests.
 
-python -m tests.serve.toy_box DIRECTORY FOLDER [--every CHUNKS] [--lease SECONDS] [--desk FOLDER] [--patience SECONDS]
-
 The desk is a folder shared with the test. The box appends a line for each chunk that it sends to the desk's file
 `SENT`, and obeys the files that the test makes there: `SLOW`, `STUCK`, and `POISON` with a session's id behind it.
 """
@@ -86,15 +84,10 @@ def obey(desk: Path) -> None:
     LiveSession.request = requesting  # type: ignore[method-assign]
 
 
-def serve_with_log(log: Path, arguments: Sequence[str]) -> None:
-    """Do what the command does in a process that was forked; what it writes to stderr goes to a file."""
-    with log.open("wb") as stderr:
-        os.dup2(stderr.fileno(), 2)
-    main(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until a signal comes."""
+def main(arguments: Sequence[str]) -> None:
+    """Serve until a signal comes. The arguments are ``DIRECTORY FOLDER [--every CHUNKS] [--lease SECONDS] [--desk
+    FOLDER] [--patience SECONDS]``.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("directory")
     parser.add_argument("folder")
@@ -121,7 +114,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     set_up("info")
     box = Box(settings, UntimedDevice(toy_opener), lambda: RedisDirectory(options.directory), DIGEST)
     asyncio.run(box.serve())
-
-
-if __name__ == "__main__":
-    main()

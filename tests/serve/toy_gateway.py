@@ -1,11 +1,7 @@
-"""A gateway as a process of its own, which a test may kill. No tests.
-
-python -m tests.serve.toy_gateway PORT DIRECTORY
-"""
+"""A gateway as a process of its own, which a test may kill. No tests."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import uvicorn
@@ -15,11 +11,7 @@ from seko_serve.fleet.redis_directory import RedisDirectory
 from seko_serve.settings import Settings
 
 
-def main(port: str, directory: str) -> None:
+def main(port: int, directory: str) -> None:
     """Serve until a signal comes."""
     gateway = Gateway(Settings(Path("fleet"), opens_per_s=1e5), lambda: RedisDirectory(directory))
-    uvicorn.run(gateway.app(), port=int(port), log_level="warning")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    uvicorn.run(gateway.app(), port=port, log_level="warning")
