@@ -39,13 +39,6 @@ def make_world(folder: Path) -> None:
     _build(build.config, build.checkpoint, folder, build.media)
 
 
-def make_sample(folder: Path) -> None:
-    """The trained sample, as the quick start serves it but for its compiled code: one row, an FP4 cache."""
-    build = resolved(None, kv="fp4")
-    assert build.checkpoint is not None
-    _build(build.config, build.checkpoint, folder, build.media)
-
-
 def make_talk(folder: Path) -> None:
     """A tiny talking portrait of random weights, which reads sentences and hears sound, and a picture for it."""
     folder.mkdir()

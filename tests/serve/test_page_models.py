@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-import signal
 import time
 import wave
+from collections.abc import Callable
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -22,10 +22,9 @@ from tests.support.shared import made_once
 from tests.voxcpm2.models import PLAIN
 from tests.voxcpm2.test_sessions import opened as opened_speech
 
-from .artifacts import ENVIRONMENT, make_sample, make_talk, make_way, make_world
+from .artifacts import ENVIRONMENT, make_talk, make_way, make_world
 from .browser import Page, browser_path, open_page
-from .conftest import Starter
-from .processes import free_port, served
+from .conftest import Running, Starter
 from .test_server import http
 
 pytestmark = [
@@ -61,6 +60,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def talk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "serve-talk", make_talk)
+
+
+Serve = Callable[[Path], Running]
+
+
+@pytest.fixture
+def serve(start: Starter, monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """Serve the artifact of a folder."""
+    monkeypatch.setenv(*next(iter(ENVIRONMENT.items())))
+    return lambda folder: start(lambda: pool_of(folder / "artifact"))
 
 
 def begin(page: Page, folder: Path, prompt: str) -> None:
@@ -109,36 +118,11 @@ def share(picture: np.ndarray, colour: tuple[int, int, int]) -> float:
     return float((np.abs(picture.astype(int) - colour).max(-1) < 70).mean())
 
 
-def test_the_sample_plays_for_seconds_and_its_disc_changes_colour(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+def test_a_world_plays_in_order_moves_as_keys_say_and_changes_with_the_sentence(
+    world: Path, serve: Serve
 ) -> None:
-    sample = made_once(tmp_path_factory, "serve-sample", make_sample)
-    red, blue = (230, 60, 40), (50, 90, 230)
-    with served(sample / "artifact", "--snapshots", "none") as (url, _), open_page(url) as page:
-        page.until("!document.getElementById('start').disabled")
-        write(page, "a red disc bouncing on a dark background")
-        page.until(f"{FRAMES} > 0")
-        count = 4 * page.value(
-            "Number(document.getElementById('model').textContent.match(/(\\d+) frames/)[1])"
-        )
-        numbers, pictures = watched(page, count)
-        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-        assert len({picture.tobytes() for picture in pictures}) > 0.9 * count
-        assert min(share(picture, red) for picture in pictures[count // 4 :: 8]) > 0.01
-        page.value("document.getElementById('change').value = 'cut'")
-        write(page, "a blue disc bouncing on a dark background")
-        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
-        page.until(f"{FRAMES} > {page.value(FRAMES)} + 24")
-        picture = page.pixels()
-        page.screenshot(tmp_path / "sample.png")
-        assert share(picture, blue) > 0.01
-        assert share(picture, red) < 0.005
-        assert page.problems == []
-
-
-def test_a_world_plays_in_order_moves_as_keys_say_and_changes_with_the_sentence(world: Path) -> None:
     purple, yellow = (190, 90, 220), (240, 220, 60)
-    with served(world / "artifact") as (url, _), open_page(url) as page:
+    with open_page(f"{serve(world).url}/") as page:
         page.until("!document.getElementById('start').disabled")  # the artifact brings picture and prompt
         page.value("document.getElementById('start').click(); true")
         page.until(f"{FRAMES} > 20")
@@ -227,34 +211,36 @@ def shift(page: Page, fps: int) -> float:
     return float(np.median(shifts)) if shifts else np.nan
 
 
-def test_a_player_by_webrtc_sees_a_world_for_twenty_seconds_and_moves_it(world: Path) -> None:
+def test_a_player_by_webrtc_sees_a_world_and_moves_it(world: Path, serve: Serve) -> None:
     pytest.importorskip("aiortc")
-    with served(world / "artifact") as (url, _):
-        with Client(url) as client:
-            example = client.example()
-        body, kind = json.dumps(example).encode(), {"content-type": "application/json"}
-        with urlopen(Request(f"{url}v1/sessions", body, kind), timeout=120) as answer:
-            opened = json.load(answer)
-        fps = round(http(f"{url}v1/models")[1]["data"][0]["fps"])
-        with open_page(f"{url}health", "--disable-features=WebRtcHideLocalIpsWithMdns") as page:
-            assert page.value(PLAY.replace("SESSION", opened["id"])) == 201
-            page.until("steering.readyState === 'open'")
-            for held, low, high in ([], 0, 0), (["KeyD"], -10, -4), (["KeyA"], 4, 10):
-                keys = json.dumps({"type": "keys", "id": str(held), "held": held})
-                page.value(f"steering.send({json.dumps(keys)}); true")
-                end = time.monotonic() + 120
-                while not low <= (found := shift(page, fps)) <= high:
-                    assert time.monotonic() < end, (held, found)
-            page.until("seen.at(-1)[0] - seen[0][0] > 20")
-            assert page.problems == []
+    url = f"{serve(world).url}/"
+    with Client(url) as client:
+        example = client.example()
+    body, kind = json.dumps(example).encode(), {"content-type": "application/json"}
+    with urlopen(Request(f"{url}v1/sessions", body, kind), timeout=120) as answer:
+        opened = json.load(answer)
+    fps = round(http(f"{url}v1/models")[1]["data"][0]["fps"])
+    with open_page(f"{url}health", "--disable-features=WebRtcHideLocalIpsWithMdns") as page:
+        assert page.value(PLAY.replace("SESSION", opened["id"])) == 201
+        page.until("steering.readyState === 'open'")
+        for held, low, high in ([], 0, 0), (["KeyD"], -10, -4), (["KeyA"], 4, 10):
+            keys = json.dumps({"type": "keys", "id": str(held), "held": held})
+            page.value(f"steering.send({json.dumps(keys)}); true")
+            end = time.monotonic() + 120
+            while not low <= (found := shift(page, fps)) <= high:
+                assert time.monotonic() < end, (held, found)
+        page.until("seen.at(-1)[0] - seen[0][0] > 8")
+        assert page.problems == []
 
 
-def test_a_portrait_is_seen_and_its_voice_heard_on_one_clock(talk: Path, tmp_path: Path) -> None:
+def test_a_portrait_is_seen_and_its_voice_heard_on_one_clock(
+    talk: Path, serve: Serve, tmp_path: Path
+) -> None:
     tone = (12_000 * np.sin(2 * np.pi * 440 * np.arange(16_000 * 30) / 16_000)).astype("<i2")
     with wave.open(str(tmp_path / "tone.wav"), "wb") as file:
         file.setparams((1, 2, 16_000, 0, "NONE", ""))
         file.writeframes(tone.tobytes())
-    with served(talk / "artifact") as (url, _), open_page(url) as page:
+    with open_page(f"{serve(talk).url}/") as page:
         page.until("document.getElementById('model').textContent")
         page.upload("#voice", tmp_path / "tone.wav")
         page.until("document.getElementById('voice-name').textContent === 'tone.wav'")
@@ -278,11 +264,10 @@ def test_a_portrait_is_seen_and_its_voice_heard_on_one_clock(talk: Path, tmp_pat
 
 
 def test_a_page_asks_for_two_pictures_where_a_video_leads_from_one_to_the_other(
-    start: Starter, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     way = made_once(tmp_path_factory, "serve-way", make_way)
-    monkeypatch.setenv(*next(iter(ENVIRONMENT.items())))
-    server = start(lambda: pool_of(way / "artifact"))
+    server = serve(way)
     with open_page(f"{server.url}/") as page:
         page.until("document.getElementById('model').textContent")
         page.upload("#image", way / "first.png")
@@ -310,22 +295,6 @@ def test_a_page_asks_for_two_pictures_where_a_video_leads_from_one_to_the_other(
         page.screenshot(way.parent / "way-phone.png", 390, 1300)
         assert page.value("document.documentElement.scrollWidth <= 390")
         assert page.problems == []
-
-
-def test_the_page_comes_back_after_the_servers_kill_9(talk: Path, tmp_path: Path) -> None:
-    port, options = free_port(), ("--snapshots", str(tmp_path / "snapshots"), "--snapshot-every", "1")
-    with served(talk / "artifact", *options, port=port) as (url, process), open_page(url) as page:
-        begin(page, talk, "a red disc")
-        page.until(f"{FRAMES} > 60")
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        page.until("document.getElementById('state').textContent.includes('connection was lost')")
-        stood = page.value("Number(document.body.dataset.frame)")
-        with served(talk / "artifact", *options, port=port):
-            page.until("document.getElementById('state').textContent === 'Live'")
-            page.until(f"Number(document.body.dataset.frame) > {stood} + 30")
-            numbers, _ = watched(page, 8)
-            assert numbers == sorted(set(numbers))
 
 
 def test_what_one_types_is_spoken_in_the_browser(
@@ -359,17 +328,3 @@ def test_what_one_types_is_spoken_in_the_browser(
         assert [text for text in page.problems if "503" not in text] == []  # its row is not free at once
         page.screenshot(folder.parent / "speech-phone.png", 390, 844)
         assert page.value("document.documentElement.scrollWidth <= 390")
-
-
-def test_a_microphone_moves_a_portrait_that_was_silent(talk: Path) -> None:
-    fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
-    with served(talk / "artifact") as (url, _), open_page(url, *fake) as page:
-        begin(page, talk, "a red disc")
-        page.until(f"{FRAMES} > 10")
-        assert page.value("Number(document.body.dataset.heard || 0)") < 0.01
-        page.value("document.getElementById('microphone').click(); true")
-        page.until("document.getElementById('microphone').getAttribute('aria-pressed') === 'true'")
-        page.until("Number(document.body.dataset.heard) > 0.05")  # the browser's own beeps
-        page.value("document.getElementById('microphone').click(); true")
-        page.until(f"{FRAMES} > {page.value(FRAMES)} + 40")  # it ends, and the portrait is silent again
-        assert page.problems == []
