@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -16,11 +15,8 @@ from seko_serve.live.pace import CREDIT
 
 from .box_fleet import BoxFleet, fleet
 from .fleet_soak import (
-    box_process,
     doubles,
     holder,
-    leases,
-    listed,
     more,
     moved,
     nothing_left,
@@ -71,11 +67,10 @@ async def snapshots_written(inside: str) -> float:
         await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("every", [1, 5])
 async def test_behind_the_last_snapshot_there_are_no_more_chunks_than_from_one_to_the_next(
-    redis_server: RedisServer, tmp_path: Path, every: int, fleet: BoxFleet
+    redis_server: RedisServer, tmp_path: Path, fleet: BoxFleet
 ) -> None:
-    folder, directory = tmp_path / "store", redis_server.url
+    folder, directory, every = tmp_path / "store", redis_server.url, 3
     first = await fleet.box(every)
     (inside,) = [row.inside for row in await rows(directory) if number(row.name) == first.pid]
     viewer = await fleet.viewer(0, saved=True)
@@ -221,29 +216,6 @@ async def test_a_session_that_follows_such_a_session_twice_ends_with_it_unless_i
     await nothing_left(directory)
 
 
-async def test_no_lease_is_left_of_sessions_whose_viewers_and_boxes_are_gone(
-    redis_server: RedisServer, fleet: BoxFleet
-) -> None:
-    directory = redis_server.url
-    boxes = [await fleet.box(1, lease=2.0) for _ in range(2)]
-    viewers = [await fleet.viewer(seed) for seed in (0, 1, 2)]
-    for viewer in viewers:
-        await more(viewer, 8)
-    for _ in range(2):  # whose clients never come to their sockets
-        status, _ = await asyncio.to_thread(http, f"{fleet.url}/v1/sessions", "POST", {"prompt": "a b"})
-        assert status == 201
-    assert len([key for key in await leases(directory) if ":lease:" in key]) == 5
-    killed = await holder(directory, viewers[0].session)
-    next(box for box in boxes if box.pid == killed).kill()
-    for viewer in viewers:
-        await viewer.client.drop()
-    await nothing_left(directory)
-    for viewer in viewers:
-        await moved(viewer)  # they come back to what is saved
-        await fleet.end(viewer)
-    await nothing_left(directory)
-
-
 async def test_a_paused_box_that_wakes_up_continues_no_session_and_saves_none(
     redis_server: RedisServer, fleet: BoxFleet
 ) -> None:
@@ -266,16 +238,3 @@ async def test_a_paused_box_that_wakes_up_continues_no_session_and_saves_none(
     await moved(viewer)
     assert await holder(directory, viewer.session) == first.pid
     await fleet.end(viewer)
-
-
-async def test_a_box_whose_process_number_is_in_its_name_can_be_found(
-    redis_server: RedisServer, tmp_path: Path
-) -> None:
-    with box_process(redis_server.url, tmp_path / "store") as process:
-        await listed(redis_server.url, [process])
-        (row,) = [row for row in await rows(redis_server.url) if number(row.name) == process.pid]
-        assert row.name.startswith(os.uname().nodename)
-        process.send_signal(signal.SIGTERM)
-        while any(row.name == other.name for other in await rows(redis_server.url)):
-            await asyncio.sleep(0.02)
-        process.wait()
