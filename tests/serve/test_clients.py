@@ -124,7 +124,7 @@ LITELLM = """
     warnings.simplefilter("ignore")
     import litellm
 
-    url, prompt, size, model, picture = sys.argv[1:]
+    url, prompt, size, model, picture, speaks = sys.argv[1:]
     for provider in ("openai", "hosted_vllm"):
         how = {"custom_llm_provider": provider, "api_base": url + "/v1", "api_key": "none"}
         video = litellm.video_generation(
@@ -136,35 +136,23 @@ LITELLM = """
             video = litellm.video_status(video_id=video.id, **how)
         content = litellm.video_content(video_id=video.id, **how)
         print(provider, video.status, video.seconds, content[4:8])
-"""
-
-
-@pytest.mark.slow
-def test_litellm_makes_videos(start: Starter, picture: bytes, tmp_path: Path) -> None:
-    pytest.importorskip("tiktoken", reason="needs litellm, of the extra clients")
-    server = start()
-    model = server.manager.device.manifest.name
-    (tmp_path / "a.png").write_bytes(picture)
-    told = in_own_process(LITELLM, server.url, PROMPT, SIZE, model, str(tmp_path / "a.png"))
-    assert told.splitlines() == [f"{name} completed 1 b'ftyp'" for name in ("openai", "hosted_vllm")]
-
-
-LITELLM_SPEECH = """
-    import sys, warnings
-    warnings.simplefilter("ignore")
-    import litellm
-
-    where = {"api_base": sys.argv[1] + "/v1", "api_key": "none"}
+    where = {"api_base": speaks + "/v1", "api_key": "none"}
     answer = litellm.speech(model="openai/tts-1", voice="alloy", input="abc", response_format="pcm", **where)
     print(answer.content.hex())
 """
 
 
 @pytest.mark.slow
-def test_litellm_speaks(start: Starter) -> None:
+def test_litellm_makes_videos_and_speaks(start: Starter, picture: bytes, tmp_path: Path) -> None:
     pytest.importorskip("tiktoken", reason="needs litellm, of the extra clients")
-    heard = bytes.fromhex(in_own_process(LITELLM_SPEECH, start(speech_opener).url).strip())
-    assert np.array_equal(np.frombuffer(heard, "<i2"), levels(said_alone("abc")))
+    server, speaks = start(), start(speech_opener)
+    model = server.manager.device.manifest.name
+    (tmp_path / "a.png").write_bytes(picture)
+    told = in_own_process(
+        LITELLM, server.url, PROMPT, SIZE, model, str(tmp_path / "a.png"), speaks.url
+    ).splitlines()
+    assert told[:-1] == [f"{name} completed 1 b'ftyp'" for name in ("openai", "hosted_vllm")]
+    assert np.array_equal(np.frombuffer(bytes.fromhex(told[-1]), "<i2"), levels(said_alone("abc")))
 
 
 VLLM_OMNI = """
@@ -310,6 +298,7 @@ SGLANG_REALTIME = """
 """
 
 
+@pytest.mark.slow
 def test_sglangs_client_of_realtime_video_steers(
     start: Starter, cached: Path, picture: bytes, tmp_path: Path
 ) -> None:
