@@ -134,9 +134,11 @@ def start() -> Iterator[Starter]:
     running: list[Running] = []
 
     def started(
-        opener: Callable[[], AbstractContextManager[Pool]] = toy_opener, **changes: object
+        opener: Callable[[], AbstractContextManager[Pool]] = toy_opener,
+        artifact: Path = Path("toy"),
+        **changes: object,
     ) -> Running:
-        settings = Settings(Path("toy"), port=0, **{"opens_per_s": 1e5, **changes})  # type: ignore[arg-type]
+        settings = Settings(artifact, port=0, **{"opens_per_s": 1e5, **changes})  # type: ignore[arg-type]
         manager = SessionManager(settings, UntimedDevice(opener))
         server = Server(Application(settings, manager), host="127.0.0.1", port=0)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve()))

@@ -69,7 +69,7 @@ Serve = Callable[[Path], Running]
 def serve(start: Starter, monkeypatch: pytest.MonkeyPatch) -> Serve:
     """Serve the artifact of a folder."""
     monkeypatch.setenv(*next(iter(ENVIRONMENT.items())))
-    return lambda folder: start(lambda: pool_of(folder / "artifact"))
+    return lambda folder: start(lambda: pool_of(folder / "artifact"), folder / "artifact")
 
 
 def begin(page: Page, folder: Path, prompt: str) -> None:
