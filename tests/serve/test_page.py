@@ -14,7 +14,7 @@ import pytest
 from seko_serve.video.content import VideoContent, VideoPiece
 
 from .browser import ALL_INPUTS_ENDED, HELD_DEVICES, WAIT_S, Page, browser_path, open_browser, open_page
-from .conftest import Running, Starter
+from .conftest import LIMIT_S, Running, Starter
 from .test_controls import wav
 from .toys import talk_opener
 
@@ -35,6 +35,14 @@ def begin(page: Page, prompt: str = "a b") -> None:
     page.value(
         f"document.getElementById('prompt').value = '{prompt}'; document.getElementById('start').click(); true"
     )
+
+
+def wait_until_empty(server: Running) -> None:
+    """Wait until the server has no session."""
+    end = time.monotonic() + LIMIT_S
+    while server.manager.sessions:
+        assert time.monotonic() < end, "the page does not end its session"
+        time.sleep(0.05)
 
 
 def descendants(pid: int) -> set[tuple[int, str]]:
@@ -92,7 +100,7 @@ def test_it_plays_and_frames_come_in_order(start: Starter, tmp_path: Path) -> No
         assert session.content.frames.codec.name == "H264"
         page.value("document.getElementById('stop').click(); true")
         page.until("document.getElementById('start').textContent === 'Start'")
-    assert not server.manager.sessions
+    wait_until_empty(server)
 
 
 def test_a_prompt_is_applied_and_its_time_to_the_picture_told(start: Starter) -> None:

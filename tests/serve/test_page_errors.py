@@ -19,12 +19,12 @@ from seko_serve.video.content import VideoContent
 from tests.speech.toy_speech import PATCH
 
 from .browser import Page, browser_path, open_page
-from .conftest import LIMIT_S, Running, Starter
+from .conftest import LIMIT_S, Starter
 from .forked import toy_process
 from .processes import free_port
 from .test_client import Held
 from .test_controls import wav
-from .test_page import COUNT_SOCKETS, FRAMES, begin
+from .test_page import COUNT_SOCKETS, FRAMES, begin, wait_until_empty
 from .test_server import http
 from .test_speech import opener as speech_opener
 from .toys import talk_opener, world_opener
@@ -82,14 +82,6 @@ def test_a_page_of_speech_asks_for_a_key_and_says_when_it_is_wrong(start: Starte
         page.value("document.getElementById('text').value = 'hallo', true")
         page.value("document.getElementById('save').click(), true")
         page.until(f"{STATE} === 'Saved'")
-
-
-def wait_until_empty(server: Running) -> None:
-    """Wait until the server has no session."""
-    end = time.monotonic() + LIMIT_S
-    while server.manager.sessions:
-        assert time.monotonic() < end, "the page does not end its session"
-        time.sleep(0.05)
 
 
 def test_a_ticket_that_is_not_taken_is_told_and_start_works_again(start: Starter) -> None:

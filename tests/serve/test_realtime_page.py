@@ -17,7 +17,7 @@ from .browser import Page, browser_path, open_page
 from .conftest import Starter
 from .outside_clients import sglang_page
 from .realtime_client import PATH
-from .test_page_errors import wait_until_empty
+from .test_page import wait_until_empty
 from .test_videos import picture
 from .toys import world_opener
 
