@@ -193,22 +193,10 @@ class Browser:
         context = self._calls.call("Target.createBrowserContext")["browserContextId"]
         try:
             target = self._calls.call("Target.createTarget", url="about:blank", browserContextId=context)
-            with self._connected_page(target["targetId"]) as page:
-                yield page
+            with _connected(f"ws://127.0.0.1:{self._port}/devtools/page/{target['targetId']}") as socket:
+                yield Page(socket)
         finally:
             self._calls.call("Target.disposeBrowserContext", browserContextId=context)
-
-    @contextmanager
-    def first_page(self) -> Iterator[Page]:
-        """The page with which the browser began: the only one that may take the mouse; others hang when they do."""
-        targets = self._calls.call("Target.getTargets")["targetInfos"]
-        with self._connected_page(next(one["targetId"] for one in targets if one["type"] == "page")) as page:
-            yield page
-
-    @contextmanager
-    def _connected_page(self, target: str) -> Iterator[Page]:
-        with _connected(f"ws://127.0.0.1:{self._port}/devtools/page/{target}") as socket:
-            yield Page(socket)
 
 
 @contextmanager
@@ -249,17 +237,11 @@ def close_browsers() -> None:
 
 
 @contextmanager
-def open_page(url: str, *options: str, alone: bool = False) -> Iterator[Page]:
-    """Open a page in this process's browser with these options: to start one takes longer than most tests. A page that
-    takes the mouse has to be ``alone``, in a browser of its own.
-    """
-    with ExitStack() as ends:
-        if alone:
-            page = ends.enter_context(ends.enter_context(open_browser(*options)).first_page())
-        else:
-            if options not in _running or not _running[options].runs:
-                _running[options] = _ends.enter_context(open_browser(*options))
-            page = ends.enter_context(_running[options].page())
+def open_page(url: str, *options: str) -> Iterator[Page]:
+    """Open a page in this process's browser with these options: to start one takes longer than most tests."""
+    if options not in _running or not _running[options].runs:
+        _running[options] = _ends.enter_context(open_browser(*options))
+    with _running[options].page() as page:
         page.call("Page.navigate", url=url)
         page.until("document.readyState === 'complete'")
         yield page

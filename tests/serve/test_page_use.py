@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import av
@@ -22,6 +22,7 @@ from .test_page_errors import IS_ERROR, NO_MORE_SOCKETS, STATE
 from .toys import film_opener, game_opener, shown_opener, talk_opener, world_opener
 
 pytestmark = [
+    pytest.mark.usefixtures("quick"),
     pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
 ]
 # A tab that comes to the front, or goes to the back.
@@ -149,23 +150,16 @@ true
 """
 
 
-@contextmanager
-def playing(start: Starter, *, alone: bool = False) -> Iterator[Page]:
+@pytest.fixture
+def played(start: Starter) -> Iterator[Page]:
     """The page of a world with axes, while it runs; of what it sends, see `GAMEPAD`."""
     server = start(game_opener)
-    with open_page(f"{server.url}/", alone=alone) as page:
+    with open_page(f"{server.url}/") as page:
         page.value(GAMEPAD)
         begin(page)
         page.until(f"{FRAMES} > 5")
         yield page
         assert page.problems == []
-
-
-@pytest.fixture
-def played(start: Starter) -> Iterator[Page]:
-    """Such a page."""
-    with playing(start) as page:
-        yield page
 
 
 def moved_by(page: Page) -> dict[str, float]:
@@ -186,20 +180,20 @@ def test_a_gamepad_presses_keys_and_moves_axes(played: Page) -> None:
     page.until("document.getElementById('reaction').textContent.endsWith('ms')")
 
 
-def test_a_mouse_that_the_picture_holds_looks_around(start: Starter) -> None:
-    with playing(start, alone=True) as page:
-        box = page.value("(({x, y, width, height}) => [x + width / 2, y + height / 2])("
-                         "document.getElementById('video').getBoundingClientRect())")  # fmt: skip
-        page.mouse("mouseMoved", *box)
-        assert page.value("events.length") == 0  # nobody has clicked
-        page.mouse("mousePressed", *box)
-        page.mouse("mouseReleased", *box)
-        page.until("document.pointerLockElement?.id === 'video'")
-        page.value("new Promise((done) => setTimeout(() => { events.length = 0; done(true); }, 300))")
-        page.value("document.getElementById('video').dispatchEvent("
-                   "new PointerEvent('pointermove', {movementX: 30, movementY: 20})), true")  # fmt: skip
-        page.until("events.some((event) => event.moved)")
-        assert moved_by(page) == pytest.approx({"yaw": 0.3, "pitch": -0.2})
+def test_a_mouse_that_the_picture_holds_looks_around(played: Page) -> None:
+    page = played
+    box = page.value("(({x, y, width, height}) => [x + width / 2, y + height / 2])("
+                     "document.getElementById('video').getBoundingClientRect())")  # fmt: skip
+    page.mouse("mouseMoved", *box)
+    assert page.value("events.length") == 0  # nobody has clicked
+    page.mouse("mousePressed", *box)
+    page.mouse("mouseReleased", *box)
+    page.until("document.pointerLockElement?.id === 'video'")
+    page.value("new Promise((done) => setTimeout(() => { events.length = 0; done(true); }, 300))")
+    page.value("document.getElementById('video').dispatchEvent("
+               "new PointerEvent('pointermove', {movementX: 30, movementY: 20})), true")  # fmt: skip
+    page.until("events.some((event) => event.moved)")
+    assert moved_by(page) == pytest.approx({"yaw": 0.3, "pitch": -0.2})
 
 
 def test_a_finger_that_drags_looks_around(played: Page) -> None:
@@ -474,7 +468,7 @@ def test_enter_that_is_held_asks_once(start: Starter) -> None:
 
 
 def test_the_picture_lets_the_mouse_go_where_a_button_is_offered(start: Starter) -> None:
-    with open_page(f"{start(game_opener).url}/", alone=True) as page:
+    with open_page(f"{start(game_opener).url}/") as page:
         page.value(COUNT_SOCKETS)
         begin(page)
         page.until(f"{FRAMES} > 5")
