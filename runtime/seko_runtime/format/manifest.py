@@ -400,8 +400,10 @@ class Manifest:
         The engines.
     programs : mapping of str to tuple of Call
         The calls of each program in their order, by the program's name.
-    producer, model : mapping of str to object
-        What built the artifact, and of which model; for people.
+    producer : mapping of str to str
+        Versions of what built the artifact.
+    model : mapping of str to object
+        Sizes of the model. Snapshots are of one model.
     files : mapping of str to FileEntry
         Size and hash of every file but ``manifest.json`` and ``manifest.sig``, by path.
     extra : mapping of str to str

@@ -109,7 +109,7 @@ class Schedule:
     context_timestep : float
         Timestep of the context pass.
     sampler : str
-        Name of the sampler, for people.
+        Name of the sampler; a session with its own ``steps`` computes its tables by it.
     shift : float or None
         The warp of the timesteps, if any. A session with its own ``steps`` uses the same warp.
     first_timesteps, first_sigmas : tuple of float
