@@ -31,7 +31,6 @@ from seko_kernels.kv_formats import KvFormat
 from seko_runtime.video.manifest import parse_video_manifest
 from tests.export.planned import on_gpu
 from tests.support.asked import resolved
-from tests.support.tiers import first_is_fast
 
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -194,17 +193,14 @@ def test_scratch_is_what_lies_between_two_launches():
     assert toy_count().scratch_bytes == 2 * 4 * 32 * 2
 
 
-@pytest.mark.parametrize("built", first_is_fast(["fp4", "rows"]))
-def test_bytes_are_those_of_a_real_artifact(built, request):
-    artifact = request.getfixturevalue(built)
-    manifest = parse_video_manifest((artifact.folder / "manifest.json").read_bytes())
+def test_bytes_are_those_of_a_real_artifact(fp4):
+    manifest = parse_video_manifest((fp4.folder / "manifest.json").read_bytes())
     layout = {
         "height": manifest.workload.stream.height,
         "width": manifest.workload.stream.width,
         "batch": (manifest.state_rows,),
     }
-    kv = None if built == "rows" else "fp4"
-    config = resolved("tiny", kv, layout=layout).config
+    config = resolved("tiny", "fp4", layout=layout).config
     weights = weight_bytes(config, make_pieces(config))
     assert weights == {"transformer": sum(weight.nbytes for weight in manifest.weights), "text": 0, "vae": 0}
     slots = manifest.state_rows * config.workload.stream.cache_frames
