@@ -125,18 +125,21 @@ def test_an_action_module_in_fp8_is_the_one_of_bfloat16(
     assert (broken > FP8_MATMULS_PASS) == (name != "mouse_attn_q")
 
 
+FAST = {"fused": True, "attention": "fp8", "fp8": True, "kv_scheme": "fp4", "resident_window": True}
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("game", "change"),
     [
-        {},
-        {"pool": PoolConfig(2, (1, 2))},
-        {"fused": True, "attention": "fp8", "fp8": True, "kv_scheme": "fp4", "resident_window": True},
-        {"fused": True, "attention": "fp8", "kv_scheme": "fp4", "pool": PoolConfig(2, (1, 2))},
-        {"fused": True, "fp8": True},
+        ("universal", {}),
+        ("templerun", {"pool": PoolConfig(2, (1, 2))}),
+        ("universal", FAST),
+        ("templerun", FAST),
+        ("templerun", {"fused": True, "attention": "fp8", "kv_scheme": "fp4", "pool": PoolConfig(2, (2,))}),
+        ("universal", {"fused": True, "fp8": True}),
     ],
-    ids=["alone", "pool", "fused fp4 fp8", "fused fp4 pool", "fused exact fp8"],
+    ids=["alone", "pool", "fused fp4 fp8", "fused fp4 fp8, keys alone", "fused fp4 pool", "fused exact fp8"],
 )
-@pytest.mark.parametrize("game", ["universal", "templerun"])
 def test_its_engines_are_replayable(game: str, change: dict[str, Any]) -> None:
     """Also of layers without an action module, and of the context pass; a denoise pass over an FP4 cache writes the
     caches of the action modules, and no others."""
