@@ -16,7 +16,14 @@ import torch
 from safetensors.numpy import load_file
 
 from seko_runtime import OpenArtifact, open_artifact, read_manifest
-from seko_runtime.errors import PoolFullError, RankLostError, SessionClosedError, SnapshotError, UsageError
+from seko_runtime.errors import (
+    PoolFullError,
+    RankLostError,
+    SessionClosedError,
+    SnapshotError,
+    StaleChunkError,
+    UsageError,
+)
 from seko_runtime.opening.artifact import open_rank
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.contract import ENCODER_PROGRAMS, resolve_video
@@ -111,6 +118,25 @@ def life(pool: Pool) -> list[tuple[np.ndarray, np.ndarray]]:
             chunks.append(seen(second.run_chunk()))
     assert (pool.free, pool.sessions) == (2, [])
     return chunks
+
+
+def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(several: Pool) -> None:
+    text = text_of(several, 5)
+    with several.open_session(seed=5, text=text) as session:
+        with pytest.raises(UsageError, match="text has shape"):
+            session.set_text(np.zeros((1, 2, 3), np.float32))
+        with pytest.raises(UsageError, match="expected an array of numbers"):
+            session.set_text(object())
+        first = session.run_chunk()
+        expected = first.to_host(), first.video()
+        for _ in range(4):
+            session.run_chunk()
+        with pytest.raises(StaleChunkError, match="the frames of chunk 0"):
+            first.video()
+        session.restart()
+        again = session.run_chunk()
+        assert np.array_equal(again.to_host(), expected[0])
+        assert np.array_equal(again.video(), expected[1])
 
 
 def test_sessions_of_a_pool_are_those_of_one_gpu(opened: OpenArtifact, single: Pool, several: Pool) -> None:
