@@ -197,6 +197,8 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print one line a truth."""
+    """Print one line a truth, unless a test failed: its message would be lost in front of two hundred lines."""
+    if terminalreporter.stats.keys() & {"failed", "error"}:
+        return
     for name, error in sorted(_worst.items()):
         terminalreporter.write_line(f"worst relative error, {name}: {error:.2e}")
