@@ -6,10 +6,12 @@ import asyncio
 import os
 import shutil
 import signal
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,14 @@ __all__ = ["cluster", "film", "port", "redis_server"]
 
 
 def alone_of(artifact: Path, seed: int, prompt: str, chunks: int) -> np.ndarray:
-    """Video frames of the runtime's own session."""
+    """Video frames of the runtime's own session, in a process that takes its environment from `cluster` as the boxes
+    do: how sums are rounded depends on the number of threads.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(_alone_here, artifact, seed, prompt, chunks).result()
+
+
+def _alone_here(artifact: Path, seed: int, prompt: str, chunks: int) -> np.ndarray:
     with (
         open_artifact(artifact, device="cpu") as opened,
         video_artifact(opened).open_pool() as pool,
