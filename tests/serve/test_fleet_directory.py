@@ -182,6 +182,16 @@ async def test_a_session_has_one_lease_and_each_has_a_higher_number(
     assert await directory.find("other") == (None, None)
 
 
+async def test_a_box_whose_lease_another_has_changes_nothing_of_the_session(
+    directory: Directory, pass_by: PassBy
+) -> None:
+    first = await directory.claim(place(), "a", 0)
+    await pass_by()
+    second = await directory.claim(place(), "b", 0)
+    assert await directory.renew({replace(place(), digest="of an earlier build"): first}) == {"s": second}
+    assert await directory.find("s") == (place(), second)
+
+
 async def test_of_claims_at_once_one_succeeds(directory: Directory) -> None:
     claims = [directory.claim(place(), f"box-{number}", 0) for number in range(20)]
     results = await asyncio.gather(*claims, return_exceptions=True)
