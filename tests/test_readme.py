@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.docs_site import OPTIONS, options_table
+from scripts.docs_site import with_options
 from seko_export.backends import BACKENDS
 from seko_export.cli import main as export_command
 from seko_export.families.registry import families, presets
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PERFORMANCE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 INDEX = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-COMMANDS = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").replace(OPTIONS, options_table())
+COMMANDS = with_options((ROOT / "docs" / "cli.md").read_text(encoding="utf-8"))
 PAGES = [
     ROOT / "README.md",
     ROOT / "SECURITY.md",

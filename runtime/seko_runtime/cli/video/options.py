@@ -37,7 +37,7 @@ OPTIONS = (
         group=VIDEO,
         type=positive,
         metavar="N",
-        help="how many chunks; default: as many as --audio, --keys or --poses last, else 4",
+        help="how many chunks; default: as many as --audio, --video, --keys or --poses last, else 4",
     ),
     option("--prompt", group=VIDEO, metavar="TEXT", help="a sentence; default: that of the recorded chunks"),
     option(
