@@ -1,8 +1,7 @@
-"""nginx with the configuration of docs/serving.md, before a server: TLS, sockets, figures closed."""
+"""nginx with the configuration of serve/examples, before a server: TLS, sockets, figures closed."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import socket
 import subprocess
@@ -21,9 +20,9 @@ from seko_serve.client import AsyncClient
 from .conftest import Starter
 from .test_flags import certificate
 from .test_server import PROMPT, alone, pictures, watch
-from .test_serving_page import PAGE
 
 NGINX = shutil.which("nginx")
+EXAMPLE = Path(__file__).parents[2] / "serve" / "examples" / "nginx.conf"
 pytestmark = pytest.mark.skipif(NGINX is None, reason="needs nginx")
 
 
@@ -35,10 +34,10 @@ def free_port() -> int:
 
 @contextmanager
 def nginx(folder: Path, server_url: str) -> Iterator[str]:
-    """Run nginx with the page's configuration; yield its address."""
+    """Run nginx with the example's configuration; yield its address."""
     assert NGINX is not None
     key_file, certificate_file = certificate(folder)
-    (block,) = re.findall(r"```nginx\n(.*?)```", PAGE, re.DOTALL)
+    block = EXAMPLE.read_text(encoding="utf-8")
     port = free_port()
     for was, becomes in (
         ("listen 443 ssl", f"listen 127.0.0.1:{port} ssl"),

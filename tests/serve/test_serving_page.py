@@ -1,4 +1,4 @@
-"""docs/serving.md and docs/clients.md repeat what the code says."""
+"""docs/clients.md and the example of a systemd unit repeat what the code says."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .conftest import Starter, toy_opener
 from .test_limits import told_limits
 from .toys import talk_opener, world_opener
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "serving.md").read_text(encoding="utf-8")
-CLIENTS = (DOCS / "clients.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+CLIENTS = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+UNIT = (ROOT / "serve" / "examples" / "seko-serve.service").read_text(encoding="utf-8")
 
 
 def test_the_table_of_errors_is_that_of_the_code() -> None:
@@ -35,7 +35,7 @@ def test_the_tables_of_fields_are_those_of_the_code(fields: Fields) -> None:
 
 
 def test_systemd_waits_until_all_sessions_are_saved() -> None:
-    (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", PAGE, re.MULTILINE)
+    (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)
     assert int(seconds) > DRAIN_S + CLOSING_S + SERVER_LIMITS["timeout_graceful_shutdown"]
 
 
