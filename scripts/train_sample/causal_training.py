@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH, StreamConfig
-from seko_export.families.layers.block import attention
-from seko_export.families.layers.causal_dit import patchify, sinusoid
+from seko_export.families.layers.block import RmsNormWeight, attention, gated_residual, modulate, rms_norm
+from seko_export.families.layers.causal_dit import Head, patchify, sinusoid
 from seko_export.families.layers.rotary import rotary_tables, rotate
 
 Cache = list[
@@ -51,7 +51,7 @@ class CausalDit(nn.Module):
         self.time_embedding = nn.Sequential(nn.Linear(model.freq_dim, d), nn.SiLU(), nn.Linear(d, d))
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(d, 6 * d))
         self.blocks = nn.ModuleList(self.make_layer() for _ in range(model.layers))
-        self.head = _Head(model)
+        self.head = _Head(model, stream)
 
     def make_layer(self) -> Block:
         """Return one new layer."""
@@ -96,11 +96,9 @@ class CausalDit(nn.Module):
         context = self.text_embedding(text)
         for block in self._layers:
             x, _ = block(x, modulation, cos, sin, block.text_kv(context), None, mask, camera, text_mask)
-        cached_frames = noisy.shape[2]
-        return self._unpatchify(
-            self.head(x[:, -cached_frames * self.stream.frame_tokens :], time[:, -cached_frames:]),
-            cached_frames,
-        )
+        made = noisy.shape[2]
+        velocity: Tensor = self.head(x[:, -made * self.stream.frame_tokens :], time[:, -made:])
+        return velocity
 
     def text_kv(self, text: Tensor) -> Cache:
         """Return every layer's cross-attention K and V of a prompt [B, text tokens, text_dim]."""
@@ -150,7 +148,7 @@ class CausalDit(nn.Module):
                 cached = (k, v)
             x, written = block(x, modulation, cos, sin, text_kv[layer], cached, None, camera)
             fresh.append(written)
-        return self._unpatchify(self.head(x, time), frames.shape[1]), fresh
+        return self.head(x, time), fresh
 
     @property
     def _layers(self) -> list[Block]:
@@ -165,11 +163,6 @@ class CausalDit(nn.Module):
             time = self.time_embedding(sinusoid(times, self.model.freq_dim))  # [B, S, d]
             modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
         return x, time, modulation, *rotary_tables(frames, self.model, self.stream)
-
-    def _unpatchify(self, x: Tensor, frames: int) -> Tensor:
-        rows, columns = self.stream.latent_height // PATCH, self.stream.latent_width // PATCH
-        x = x.reshape(x.shape[0], frames, rows, columns, PATCH, PATCH, self.model.out_channels)
-        return x.permute(0, 6, 1, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)
 
 
 def sequence_mask(
@@ -229,7 +222,7 @@ class Block(nn.Module):
     def text_kv(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Return the prompt's K and V, each [B, text tokens, H, D]."""
         a = self.cross_attn
-        k, v = a.norm_k(a.k(context)), a.v(context)
+        k, v = rms_norm(a.k(context), a.norm_k), a.v(context)
         return k.to(v.dtype).unflatten(-1, self.heads), v.unflatten(-1, self.heads)
 
     def forward(
@@ -248,17 +241,21 @@ class Block(nn.Module):
         per_frame = (self.modulation.unsqueeze(0) + modulation).unsqueeze(3)  # [B, S, 6, 1, d]
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = per_frame.unbind(2)
         a = self.self_attn
-        y = _modulate(x, shift_1, scale_1, self.eps)
+        y = self._modulated(x, shift_1, scale_1)
         v = a.v(y).unflatten(-1, self.heads)
-        q = rotate(a.norm_q(a.q(y)).unflatten(-1, self.heads), cos, sin).to(v.dtype)
-        k = rotate(a.norm_k(a.k(y)).unflatten(-1, self.heads), cos, sin).to(v.dtype)
+        q = rotate(rms_norm(a.q(y), a.norm_q).unflatten(-1, self.heads), cos, sin).to(v.dtype)
+        k = rotate(rms_norm(a.k(y), a.norm_k).unflatten(-1, self.heads), cos, sin).to(v.dtype)
         if cached is not None:
             k, v = torch.cat((cached[0], k), dim=1), torch.cat((cached[1], v), dim=1)
-        x = self.steered(_gated(x, a.o(attention(q, k, v, mask)), gate_1), camera)
+        x = self.steered(gated_residual(x, a.o(attention(q, k, v, mask)), gate_1), camera)
         a = self.cross_attn
-        q = a.norm_q(a.q(self.norm3(x))).to(v.dtype).unflatten(-1, self.heads)
+        q = rms_norm(a.q(self.norm3(x)), a.norm_q).to(v.dtype).unflatten(-1, self.heads)
         x = x + a.o(attention(q, *text_kv, text_mask))
-        return _gated(x, self.ffn(_modulate(x, shift_2, scale_2, self.eps)), gate_2), (k, v)
+        return gated_residual(x, self.ffn(self._modulated(x, shift_2, scale_2)), gate_2), (k, v)
+
+    def _modulated(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """Return the norm of x [B, S*n, d], scaled and shifted per frame by [B, S, 1, d]."""
+        return modulate(F.layer_norm(x, (x.shape[-1],), eps=self.eps), shift, scale)
 
     def steered(self, x: Tensor, camera: Tensor | None) -> Tensor:
         """Return the hidden state behind self-attention, with what a camera makes of it: here nothing."""
@@ -271,39 +268,17 @@ class _Attention(nn.Module):
         super().__init__()
         d = model.dim
         self.q, self.k, self.v, self.o = (nn.Linear(d, d) for _ in range(4))
-        self.norm_q, self.norm_k = (_RmsNorm(d, model.norm_eps) for _ in range(2))
+        self.norm_q, self.norm_k = RmsNormWeight(model), RmsNormWeight(model)
 
 
-class _RmsNorm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.eps, self.weight = eps, nn.Parameter(torch.ones(width))
+class _Head(Head):
+    """The exported head for any number of frames, in float32 whatever the layers compute in."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), self.weight, self.eps)
-
-
-class _Head(nn.Module):
-    def __init__(self, model: ModelConfig) -> None:
-        super().__init__()
-        self.eps = model.norm_eps
-        self.modulation = nn.Parameter(torch.empty(1, 2, model.dim))
-        self.head = nn.Linear(model.dim, PATCH * PATCH * model.out_channels)
-
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, time: Tensor) -> Tensor:
         shift, scale = (self.modulation.unsqueeze(0) + time.unsqueeze(2)).unsqueeze(3).unbind(2)
-        with torch.autocast(x.device.type, enabled=False):
-            y: Tensor = self.head(_modulate(x, shift, scale, self.eps))
-        return y
-
-
-def _modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """Return the norm of x [B, S*n, d], scaled and shifted per frame by [B, S, 1, d]."""
-    y = F.layer_norm(x, (x.shape[-1],), eps=eps).unflatten(1, (shift.shape[1], -1))
-    modulated: Tensor = (y * (1 + scale) + shift).flatten(1, 2)
-    return modulated
-
-
-def _gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
-    step: Tensor = (y.float().unflatten(1, (gate.shape[1], -1)) * gate).flatten(1, 2)
-    return x + step
+        with torch.autocast(hidden.device.type, enabled=False):
+            x = F.layer_norm(hidden, (hidden.shape[-1],), eps=self.model.norm_eps)
+            x = self.head(modulate(x, shift, scale))
+        rows, columns = self.stream.latent_height // PATCH, self.stream.latent_width // PATCH
+        x = x.reshape(x.shape[0], time.shape[1], rows, columns, PATCH, PATCH, self.model.out_channels)
+        return x.permute(0, 6, 1, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)
