@@ -131,22 +131,13 @@ def draw_scenes(
     held_out : bool
         Which side of the split.
     count_odds : sequence of float
-        Of one, two and three shapes; only their ratios matter.
+        Of one, two and three shapes, 1 in all.
 
     Returns
     -------
     Scenes
         ``count`` scenes.
-
-    Raises
-    ------
-    ValueError
-        If there are not three odds, one is negative, or all are zero.
     """
-    if len(count_odds) != MOST or min(count_odds) < 0 or sum(count_odds) <= 0:
-        raise ValueError(
-            f"odds {tuple(count_odds)} of scenes with 1 to {MOST} shapes: give {MOST}, none negative, one above 0"
-        )
     generator = torch.Generator(device).manual_seed(seed)
     scenes: Scenes | None = None
     while scenes is None or len(scenes) < count:
@@ -246,8 +237,7 @@ def _draw(count: int, generator: torch.Generator, device: str, count_odds: Seque
     def sign(*shape: int) -> Tensor:
         return choice(2, *shape) * 2.0 - 1.0
 
-    total = sum(count_odds)  # of the usual ones 1, to the last bit
-    odds = torch.tensor([part / total for part in count_odds], device=device, dtype=torch.float64).cumsum(0)
+    odds = torch.tensor(count_odds, device=device, dtype=torch.float64).cumsum(0)
     shapes = 1 + (uniform(0, 1, count)[:, None] >= odds[:-1]).sum(1)  # [B]
     shape, background = choice(len(SHAPES)), choice(len(BACKGROUNDS), count)
     colour = uniform(0, 1, count, len(COLOURS)).argsort(1)[:, :MOST]  # all different
