@@ -38,7 +38,6 @@ from scripts.train_sample.progress import (
     step_generator,
 )
 from scripts.train_sample.self_forcing import self_force
-from scripts.train_sample.text import make_tokenizer
 from scripts.train_sample.train_dit import Conditioned, DitTraining, layout_mask, load_teacher
 from scripts.train_sample.train_vae import FrozenVae
 
@@ -74,16 +73,13 @@ def train(
     run.facts["distillation"] = dataclasses.asdict(config)
     if begin is not None:
         run.facts["began_from"] = begin[1]
-    # Another seed after a resume where samples are renewed: more variety, at the price of exact repetition.
-    pool_seed = 17 + (run.step if config.renew_every else 0)
     pool = LatentPool(
         config.pool,
         teaching.stream,
         encode_video,
-        make_tokenizer(),
         teaching.model.text_tokens,
         options.device,
-        pool_seed,
+        17,
         count_odds=config.count_odds,
     )
     for network in (teacher.dit, student, *([] if fake is None else [fake])):
@@ -155,8 +151,6 @@ def _regress(
             path_number, paths = path, draw_paths(layout, step_generator(device, 3, path))
         loss = take_step(layout, paths, step_generator(device, 4, step))
         run.log(config.updates_a_path, 1, **{f"ode {layout}": loss})
-        if config.renew_every and step % config.renew_every == 0:
-            pool.renew()
 
 
 def stage(

@@ -30,9 +30,8 @@ class Distillation:
         The student's schedule: sigmas of ``passes`` equal steps warped by ``shift``, as `Schedule.warped`.
     guidance : float
         Of the teacher; there is none at inference.
-    batch, pool, renew_every : int
-        Rows of a step (`CHUNK_0_ROWS` times as many of chunk 0 alone); samples held; steps between two renewals (0:
-        never).
+    batch, pool : int
+        Rows of a step (`CHUNK_0_ROWS` times as many of chunk 0 alone); samples held.
     count_odds : tuple of float
         Of prompts with one, two and three shapes; as `shapes.draw_scenes` takes them.
     learning_rate, fake_rate, ema_decay : float
@@ -53,7 +52,6 @@ class Distillation:
     guidance: float = 2.5
     batch: int = 64
     pool: int = 2048
-    renew_every: int = 0
     count_odds: tuple[float, ...] = COUNT_ODDS
     learning_rate: float = 2e-4
     fake_rate: float = 3e-4

@@ -17,15 +17,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from scripts.train_sample.captions import caption, describe
 from scripts.train_sample.shapes import COUNT_ODDS, Scenes, draw_scenes, render
-from scripts.train_sample.text import token_ids
+from scripts.train_sample.text import make_tokenizer, token_ids
 from seko_export.config.stream import StreamConfig
 
 CHUNKS = 6
+CLEAN, NOISY = tuple(range(CHUNKS - 1)), tuple(range(CHUNKS))  # of a sequence of them all
+FARTHEST = 1400  # largest chunk number at which a window begins
+BATCH = 16  # scenes encoded at once
 # Encoded and dropped before a far window. The encoder's start fades by half a latent frame: measured on a trained VAE,
 # 29 % of error three frames in, 2 % six frames in.
 WARMUP_CHUNKS = 2
@@ -67,28 +69,19 @@ class LatentPool:
     Parameters
     ----------
     size : int
-        Samples held; the first half of the slots hold contiguous ones.
+        Samples held, whole batches in each half; the first half of the slots hold contiguous ones.
     stream : StreamConfig
         Chunk length and latent size.
     encode : callable
         Video [B, 3, T, H, W] to latents [B, C, F, h, w].
-    tokenizer, text_tokens
-        For the captions.
+    text_tokens : int
+        Of a caption.
     device : str
         Where everything lives.
     seed : int
         Equal seeds give equal pools.
-    farthest : int
-        Largest chunk number at which a window begins.
-    batch : int
-        Scenes encoded at once.
     count_odds : sequence of float
         Of one, two and three shapes, as `draw_scenes` takes them.
-
-    Raises
-    ------
-    ValueError
-        If ``size`` is no multiple of two batches.
     """
 
     def __init__(
@@ -96,22 +89,14 @@ class LatentPool:
         size: int,
         stream: StreamConfig,
         encode: Callable[[Tensor], Tensor],
-        tokenizer: Tokenizer,
         text_tokens: int,
         device: str,
         seed: int,
-        farthest: int = 1400,
-        batch: int = 16,
         count_odds: Sequence[float] = COUNT_ODDS,
     ) -> None:
         self.size, self.stream, self.encode, self.device, self.seed = size, stream, encode, device, seed
-        self.tokenizer, self.text_tokens, self.farthest = tokenizer, text_tokens, farthest
-        self.count_odds = tuple(count_odds)
-        self.batch = min(batch, size // 2)
-        if size < 2 or size % (2 * self.batch):
-            raise ValueError(
-                f"a pool of {size} has no halves of whole batches of {self.batch}; use a multiple of 32"
-            )
+        self.tokenizer, self.text_tokens, self.count_odds = make_tokenizer(), text_tokens, count_odds
+        self.batch = min(BATCH, size // 2)
         shape = (size, 16, CHUNKS * stream.chunk_frames, stream.latent_height, stream.latent_width)
         self.latents = torch.empty(
             shape, dtype=torch.bfloat16 if device.startswith("cuda") else torch.float32, device=device
@@ -137,7 +122,7 @@ class LatentPool:
             for i in range(self.batch)
         ]
         far = [
-            1 if contiguous else max(WARMUP_CHUNKS, round(math.exp(rng.uniform(0, math.log(self.farthest)))))
+            1 if contiguous else max(WARMUP_CHUNKS, round(math.exp(rng.uniform(0, math.log(FARTHEST)))))
             for _ in slots
         ]
         latents = self._contiguous(scenes) if contiguous else self._far(scenes, far)

@@ -275,14 +275,11 @@ def read_ema(folder: Path) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
 
 
 class Pool(Protocol):
-    """Samples that a training draws from, some of which are made anew at a time."""
-
-    @property
-    def filled(self) -> int:
-        """Samples that are there."""
+    """Samples that a training draws from once all are made, ``batch`` at a time; ``written`` counts them."""
 
     size: int
     batch: int
+    written: int
 
     def renew(self) -> None:
         """Make the next few samples, in place of those that were made longest ago."""
@@ -304,7 +301,7 @@ class Renewals:
     def __init__(self, pool: Pool, share: float, device: str) -> None:
         self._share, self._count = share, 0
         began = time.monotonic()
-        while pool.filled < pool.size:
+        while pool.written < pool.size:
             pool.renew()
         if device.startswith("cuda"):
             torch.cuda.synchronize()  # so that the clock sees its work

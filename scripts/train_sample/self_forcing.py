@@ -154,8 +154,6 @@ def self_force(
         run.log(
             10, len(TURNS), **{f"{n} {turn}": v for n, v in zip(("gap", "fake", "size"), losses, strict=True)}
         )
-        if config.renew_every and step % config.renew_every == 0:
-            pool.renew()
 
 
 def rolled(

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from scripts.train_sample.captions import Description, caption, describe, held_out
 from scripts.train_sample.causal_training import CausalDit
+from scripts.train_sample.latent_pool import CHUNKS, FARTHEST
 from scripts.train_sample.rollout import roll_out
 from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.text import PromptTexts
 
-CHUNKS = 6
-FARTHEST = 1400  # chunks
 FAR, FAR_KEPT = 0.5, 0.25  # share of samples far down their stream: with a switch, without one
 FIRST_FAR = 3  # the first chunk that sees, far down a stream, all that it would see there
 SWITCHES, FAR_SWITCHES = (1, 2, 3), (1, 3)
@@ -94,11 +93,6 @@ class SwitchPool:
         self.text = torch.zeros(size, texts.tokens, model.text_dim, dtype=dtype, device=device)
         self.written, self.orbits = 0, orbits
 
-    @property
-    def filled(self) -> int:
-        """Streams that are there."""
-        return min(self.written, self.size)
-
     def renew(self) -> None:
         """Make the next few streams, in place of those that were made longest ago."""
         seed = self.seed * 1_000_003 + self.written
@@ -113,7 +107,7 @@ class SwitchPool:
 
     def beginnings(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw first chunks [count, 16, F, h, w] and their prompts [count, text tokens, text_dim], float32."""
-        at = torch.randint(self.filled, (count,), generator=generator, device=self.device)
+        at = torch.randint(self.size, (count,), generator=generator, device=self.device)
         return self.latents[at, :, : self.stream.chunk_frames].float(), self.text[at].float()
 
     def draw(self, count: int, unswitched: int, generator: torch.Generator) -> SwitchBatch:
@@ -127,8 +121,8 @@ class SwitchPool:
             return torch.randint(below, (count,), generator=generator, device=device)
 
         row = torch.arange(count, device=device)
-        old, far = whole(self.filled), uniform() < torch.where(row < unswitched, FAR_KEPT, FAR)
-        new = torch.where(uniform() < 0.5, old ^ 1, whole(self.filled))
+        old, far = whole(self.size), uniform() < torch.where(row < unswitched, FAR_KEPT, FAR)
+        new = torch.where(uniform() < 0.5, old ^ 1, whole(self.size))
         near_at = torch.tensor(SWITCHES, device=device)[whole(len(SWITCHES))]
         far_at = torch.tensor(FAR_SWITCHES, device=device)[whole(len(FAR_SWITCHES))]
         switch = torch.where(row < unswitched, 0, torch.where(far, far_at, near_at))
@@ -143,7 +137,7 @@ class SwitchPool:
         rebuilt = uniform() < 0.5
         # A second switch: the sink is of a third scene.
         again = rebuilt & far & (switch == FIRST_FAR) & (uniform() < AGAIN)
-        sink = torch.where(again, whole(self.filled), torch.where(switch == 0, new, old))
+        sink = torch.where(again, whole(self.size), torch.where(switch == 0, new, old))
         latents[:, :, :size] = self.latents[sink, :, :size]
         away = torch.exp(uniform() * math.log(FARTHEST)).round().long() * far
         frames = number + size * away[:, None] * (number >= size)

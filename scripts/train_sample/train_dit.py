@@ -24,7 +24,7 @@ from scripts.train_sample.progress import (
     step_generator,
 )
 from scripts.train_sample.shapes import FPS, MORE_SHAPES, SIDE
-from scripts.train_sample.text import encode, make_encoder, make_tokenizer, text_config
+from scripts.train_sample.text import encode, make_encoder, text_config
 from scripts.train_sample.train_vae import FrozenVae
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
@@ -180,7 +180,7 @@ def train(
     # Another seed after a resume where samples are renewed: more variety, at the price of exact repetition.
     pool_seed = run.step if config.renew_every else 0
     pool = LatentPool(
-        config.pool, config.stream, encode_video, make_tokenizer(), config.model.text_tokens, device, pool_seed,
+        config.pool, config.stream, encode_video, config.model.text_tokens, device, pool_seed,
         count_odds=config.count_odds,
     )  # fmt: skip
     masks = {name: layout_mask(name, config.stream, device) for name in LAYOUTS}

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from scripts.train_sample.causal_training import CausalDit
+from scripts.train_sample.latent_pool import CLEAN, NOISY
 from scripts.train_sample.progress import (
     MUON,
     Options,
@@ -35,13 +36,12 @@ from scripts.train_sample.progress import (
 )
 from scripts.train_sample.rollout import warped
 from scripts.train_sample.shipped import CHECKPOINT, PASSES, SHIFT, load_student, write_checkpoint
-from scripts.train_sample.switch_pool import CHUNKS, SWITCHES, SwitchBatch, SwitchPool
+from scripts.train_sample.switch_pool import SWITCHES, SwitchBatch, SwitchPool
 from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_dit import chunk_mask
 from seko_export.config.stream import StreamConfig
 
 STEPS = 3700
-CLEAN, NOISY = tuple(range(CHUNKS - 1)), tuple(range(CHUNKS))
 
 
 @dataclass(frozen=True)

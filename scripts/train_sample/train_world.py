@@ -19,6 +19,7 @@ from torch import Tensor
 
 from scripts.train_sample.camera_dit import CameraDit, begin, to_checkpoint
 from scripts.train_sample.judge_world import FOCAL_LENGTH, SHEET_KEYS, draw_world_sheet, judge_world
+from scripts.train_sample.latent_pool import CLEAN, NOISY
 from scripts.train_sample.progress import (
     MUON,
     Options,
@@ -30,21 +31,19 @@ from scripts.train_sample.progress import (
     step_generator,
 )
 from scripts.train_sample.rollout import warped
-from scripts.train_sample.shapes import FPS, SIDE
+from scripts.train_sample.shapes import SIDE
 from scripts.train_sample.shipped import CHECKPOINT, CONFIG, PASSES, REPORT, SAMPLE, SHIFT, write_checkpoint
 from scripts.train_sample.text import PromptTexts
-from scripts.train_sample.train_dit import chunk_mask
+from scripts.train_sample.train_dit import SAMPLE_STREAM, chunk_mask
 from scripts.train_sample.train_vae import FrozenVae
-from scripts.train_sample.world_pool import CHUNKS, WorldBatch, WorldPool
+from scripts.train_sample.world_pool import WorldBatch, WorldPool
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.lingbot.keys import lingbot_shapes
 from seko_export.families.lingbot.model import LingbotModel
 
 WORLD_MODEL = LingbotModel("world", layers=6, dim=256, heads=2, ffn_dim=640, text_dim=128, text_tokens=48)
-WORLD_STREAM = StreamConfig(SIDE, SIDE, chunk_frames=3, sink_frames=3, ring_frames=9, fps=FPS)
 SOURCE_LAYERS = (0, 1, 2, 4, 6, 7)  # of the sample's eight
-CLEAN, NOISY = tuple(range(CHUNKS - 1)), tuple(range(CHUNKS))
 STEPS = 2800
 SHEET = "walks.png"
 LONG, SHORT = {"walks": 100, "chunks": 6, "long_chunks": 40}, {"walks": 1, "chunks": 2, "long_chunks": 3}
@@ -73,7 +72,7 @@ class WorldTraining:
     """
 
     model: LingbotModel = WORLD_MODEL
-    stream: StreamConfig = WORLD_STREAM
+    stream: StreamConfig = SAMPLE_STREAM
     source_layers: tuple[int, ...] = SOURCE_LAYERS
     batch: int = 64
     pool: int = 4096

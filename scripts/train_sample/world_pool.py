@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from scripts.train_sample.latent_pool import CHUNKS, FARTHEST
 from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_vae import FrozenVae
 from scripts.train_sample.world import Worlds, captions_of, draw_keys, draw_worlds, render, views_of, walk
@@ -16,10 +17,8 @@ from seko_export.config.stream import StreamConfig
 from seko_export.families.wan_layout.picture_sizes import MASK_CHANNELS, TABLE_FRAMES
 from seko_runtime.controls.poses import VIDEO_PER_LATENT
 
-CHUNKS = 6
 # Rows of a picture's own: from the next on, tables of two pictures were measured to be alike by 0.003 and less.
 OWN_ROWS = 9
-FARTHEST = 1400  # chunks
 LATENT_CHANNELS = 16
 
 
@@ -162,11 +161,6 @@ class WorldPool:
         self.written = 0
         self.tail = torch.empty(0)
 
-    @property
-    def filled(self) -> int:
-        """Walks that are there."""
-        return min(self.written, self.size)
-
     def renew(self) -> None:
         """Make the next few walks, in place of those that were made longest ago."""
         size = self.stream.chunk_frames
@@ -195,7 +189,7 @@ class WorldPool:
         def uniform() -> Tensor:
             return torch.rand(count, generator=generator, device=device)
 
-        at = torch.randint(self.filled, (count,), generator=generator, device=device)
+        at = torch.randint(self.size, (count,), generator=generator, device=device)
         far = uniform() < 0.5
         away = torch.exp(uniform() * math.log(FARTHEST)).round().long() * far
         number = torch.arange(CHUNKS, device=device).repeat_interleave(size)  # chunk of each frame

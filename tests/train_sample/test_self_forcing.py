@@ -17,7 +17,6 @@ from scripts.train_sample.latent_pool import LatentPool
 from scripts.train_sample.progress import Run
 from scripts.train_sample.rollout import LatentStream, warped
 from scripts.train_sample.self_forcing import SelfForcing, rolled, sequence_of
-from scripts.train_sample.text import make_tokenizer
 from scripts.train_sample.train_dit import Conditioned
 from tests.support.tolerances import ORACLE, relative_error
 from tests.train_sample.test_training import MICRO, averaging_encoder
@@ -46,7 +45,7 @@ def forcing(folder: Path, share: float) -> SelfForcing:
     teacher.dit.load_state_dict(drawn_dit(1).state_dict())
     student, fake = drawn_dit(2), drawn_dit(3)
     run = Run(folder, student, config.learning_rate, 0.9, 5, also=fake)
-    pool = LatentPool(4, MICRO.stream, averaging_encoder, make_tokenizer(), 48, "cpu", 0)
+    pool = LatentPool(4, MICRO.stream, averaging_encoder, 48, "cpu", 0)
     teaching = dataclasses.replace(MICRO, given_share=share)
     return SelfForcing(run, config, teaching, teacher, student, fake, pool)
 

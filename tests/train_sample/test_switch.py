@@ -14,11 +14,11 @@ from scripts.train_sample.captions import caption, describe, held_out, parse
 from scripts.train_sample.causal_training import CausalDit, init_weights
 from scripts.train_sample.judge import ATTRIBUTES
 from scripts.train_sample.judge_switch import require_good, switched_stream
+from scripts.train_sample.latent_pool import CHUNKS
 from scripts.train_sample.rollout import roll_out, warped
 from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.shipped import load_student
 from scripts.train_sample.switch_pool import (
-    CHUNKS,
     SWITCHES,
     SwitchBatch,
     SwitchPool,
