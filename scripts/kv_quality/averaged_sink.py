@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
 def measure(sample: Sample, count: int, chunks: int) -> dict[str, dict[str, float]]:
     """Return for each arithmetic how far the latents of the last chunk are from those with a fixed sink, as a mean over
     prompts, and how far the sink has moved, as a mean over layers, keys and values; both relative."""
-    prompts = draw_prompts(count, 0, held_out=True)
+    prompts = draw_prompts(count)
     text, config = sample.embed(prompts), reward_forcings(sample.build(count, "cpu"))
     fixed_stream = replace(config.workload.stream, sink_average=0.0)
     fixed, still = last_chunk(sample, config.changed(stream=fixed_stream), text, chunks)

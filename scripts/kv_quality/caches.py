@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
     sample, device = open_sample(options.sample), options.device
     build = sample.build(1, device)
     exact, chosen = build.workload.kv_scheme, formats(options.kv, build)
-    prompts = draw_prompts(options.prompts, 0, held_out=True)
+    prompts = draw_prompts(options.prompts)
     text = sample.embed(prompts)
 
     show("capturing")

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from scripts.kv_quality.measures import psnr, relative_error
 from scripts.kv_quality.sample import DECODE_ROWS, Sample, decoded
-from scripts.train_sample.captions import parse
-from scripts.train_sample.judge import CLIP_LATENTS, Verdict, judge
+from scripts.train_sample.judge import CLIP_LATENTS, verdicts_of
 
 WINDOW_CHUNKS = 7  # "after N chunks" is measured over the last of these
 WARMUP_CHUNKS = 2  # decoded before the window and dropped, where it does not begin the stream
 JUDGED_FRAMES = 4 * CLIP_LATENTS - 3  # at either end of the stream
 
-
-@dataclass
-class Judged:
-    """The judge's verdict on each prompt at either end of the stream."""
-
-    start: list[Verdict]
-    end: list[Verdict]
-
-    def followed(self, end: str) -> list[bool]:
-        """Return which prompts are followed at an end."""
-        verdicts: list[Verdict] = getattr(self, end)
-        return [verdict.followed for verdict in verdicts]
+Judged = dict[str, list[bool]]  # which prompts are followed, at ``start`` and ``end`` of the stream
 
 
 def compare(
@@ -67,9 +54,8 @@ def compare(
         By format.
     """
     size = sample.stream.chunk_frames
-    wanted = [parse(prompt) for prompt in prompts]
     after: dict[str, dict[int, Tensor]] = {name: {} for name in latents}
-    judged = {name: Judged([], []) for name in latents}
+    judged: dict[str, Judged] = {name: {"start": [], "end": []} for name in latents}
     for count in chunks:
         begin = max(0, count - WINDOW_CHUNKS)
         warm = min(begin, WARMUP_CHUNKS)
@@ -81,11 +67,13 @@ def compare(
             truth = decoded(decode, latents[exact][rows, :, part])[:, :, 4 * warm * size :]
             for name, x in latents.items():
                 video = decoded(decode, x[rows, :, part])[:, :, 4 * warm * size :]
-                asked = [wanted[row] for row in rows.tolist()]
-                if count == chunks[0]:
-                    judged[name].start += map(judge, video[:, :, :JUDGED_FRAMES], asked)
-                if count == chunks[-1]:
-                    judged[name].end += map(judge, video[:, :, -JUDGED_FRAMES:], asked)
+                asked = [prompts[row] for row in rows.tolist()]
+                for end, at, clip in (
+                    ("start", chunks[0], video[:, :, :JUDGED_FRAMES]),
+                    ("end", chunks[-1], video[:, :, -JUDGED_FRAMES:]),
+                ):
+                    if count == at:
+                        judged[name][end] += [verdict.followed for verdict in verdicts_of(clip, asked)]
                 pictures[name].append(psnr(video, truth))
         for name, of_name in pictures.items():
             after[name][count] = torch.cat(of_name)

@@ -50,7 +50,7 @@ def measure(sample: Sample, count: int, chunks: int, device: str) -> dict[str, d
     """Return for each way to fill the cache its error with equal latents, as a mean over prompts: of the ends of chunks
     while the cache fills, and once it is full. Also the per cent of prompts that are followed at both ends of streams
     that run freely."""
-    prompts = draw_prompts(count, 0, held_out=True)
+    prompts = draw_prompts(count)
     text, seeds = sample.embed(prompts), list(range(count))
     usual = sample.build(count, device)
     reused = usual.changed(stream=replace(usual.workload.stream, context=REUSE))

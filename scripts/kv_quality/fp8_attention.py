@@ -18,8 +18,7 @@ from scripts.kv_quality.compare import JUDGED_FRAMES
 from scripts.kv_quality.measures import psnr, relative_error
 from scripts.kv_quality.sample import Sample, decoded, draw_prompts, open_sample
 from scripts.kv_quality.streams import Scales, run_stream, weights_with
-from scripts.train_sample.captions import parse
-from scripts.train_sample.judge import judge
+from scripts.train_sample.judge import verdicts_of
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.video import VideoBuild
 from seko_export.families.wan_layout.keys import spread
@@ -76,7 +75,7 @@ def planted(sample: Sample) -> Sample:
 def measure(sample: Sample, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Return for each way the relative error of a step, a mean over prompts, and unless weights are planted what is
     `shown`. A step is one denoise pass of a second chunk, over a cache that holds the first."""
-    prompts = draw_prompts(options.prompts, 0, held_out=True)
+    prompts = draw_prompts(options.prompts)
     text = sample.embed(prompts)
     exact = sample.build(options.prompts, options.device)
     fp4 = exact.changed(kv_scheme="fp4")
@@ -135,8 +134,7 @@ def shown(decode: VaeDecode, streams: dict[str, Tensor], prompts: list[str]) -> 
 
 def followed(video: Tensor, prompts: list[str]) -> float:
     """Return how many per cent of the prompts are followed at the end of videos [prompts, 3, T, H, W] in -1..1."""
-    ends = video[:, :, -JUDGED_FRAMES:]
-    verdicts = [judge(clip, parse(prompt)) for clip, prompt in zip(ends, prompts, strict=True)]
+    verdicts = verdicts_of(video[:, :, -JUDGED_FRAMES:], prompts)
     return 100 * sum(verdict.followed for verdict in verdicts) / len(verdicts)
 
 

@@ -36,7 +36,7 @@ ALL = "all residual blocks"
 def run(options: argparse.Namespace) -> None:
     """Decode ``chunks`` of ``prompts`` in bfloat16 and with e4m3."""
     sample = open_sample(options.sample)
-    text, seeds = sample.embed(draw_prompts(options.prompts, 0, held_out=True)), list(range(options.prompts))
+    text, seeds = sample.embed(draw_prompts(options.prompts)), list(range(options.prompts))
     own = run_stream(sample, sample.build(options.prompts, "cpu"), text, seeds, options.chunks)
     noise = torch.randn(own.shape, generator=torch.Generator().manual_seed(0))
     for name, latents in (("own", own), ("random", noise)):

@@ -56,7 +56,7 @@ def append_streams(
                 bits_per_number=bits[name],
             )  # fmt: skip
         for end in ("start", "end"):
-            mine, true = judged[name].followed(end), judged[exact].followed(end)
+            mine, true = judged[name][end], judged[exact][end]
             shape, share = f"sample, {name}, {end} of the stream", 100 * sum(mine) / len(mine)
             append_row(file, "kv_following", shape, share, "% of prompts followed", None, prompts=len(mine))
             if name != exact:

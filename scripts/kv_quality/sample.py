@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from scripts.train_sample.captions import caption, describe
-from scripts.train_sample.shapes import draw_scenes
+from scripts.train_sample.captions import held_out_prompts
 from scripts.train_sample.text import PromptTexts
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
@@ -94,10 +92,9 @@ def open_sample(folder: Path) -> Sample:
     return Sample(facts.model, facts.stream, facts.schedule, checkpoint, facts.vae, folder)
 
 
-def draw_prompts(count: int, seed: int, *, held_out: bool) -> list[str]:
-    """Return captions of scenes; the held-out ones are those that judges ask for."""
-    rng = random.Random(seed)
-    return [caption(d, rng) for d in describe(draw_scenes(count, PROMPT_SEED + seed, held_out=held_out))]
+def draw_prompts(count: int) -> list[str]:
+    """Return the first held-out prompts that judges ask for."""
+    return held_out_prompts(count, PROMPT_SEED, phrasing=0)
 
 
 @torch.no_grad()

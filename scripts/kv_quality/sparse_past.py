@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> None:
 def measure(sample: Sample, count: int, chunks: int, device: str) -> dict[str, dict[str, float]]:
     """Return for each way its error with equal latents at the ends of chunks over a full cache, a mean over prompts,
     and the per cent of prompts that are followed at the end of streams that run freely."""
-    prompts = draw_prompts(count, 0, held_out=True)
+    prompts = draw_prompts(count)
     text, seeds = sample.embed(prompts), list(range(count))
     usual = sample.build(count, device)
     exact = usual.changed(stream=replace(usual.workload.stream, ring_frames=RING_FRAMES))

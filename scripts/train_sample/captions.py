@@ -16,6 +16,7 @@ from scripts.train_sample.shapes import (
     SHAPES,
     SIZES,
     Scenes,
+    draw_scenes,
     held_out_combinations,
 )
 
@@ -150,6 +151,12 @@ def held_out(description: Description) -> bool:
     triples += [0] * (MOST - len(triples))
     background = list(BACKGROUNDS).index(description.background)
     return bool(held_out_combinations(torch.tensor([triples]), torch.tensor([background])))
+
+
+def held_out_prompts(count: int, seed: int, phrasing: int) -> list[str]:
+    """Return captions of scenes that training never draws, by the seeds of the scenes and of how they are said."""
+    rng = random.Random(phrasing)
+    return [caption(d, rng) for d in describe(draw_scenes(count, seed, held_out=True))]
 
 
 def vocabulary() -> list[str]:

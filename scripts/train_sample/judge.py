@@ -8,7 +8,7 @@ mask around its centre, motion from the paths of centre, angle and area.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from scripts.train_sample.captions import Description, Figure
+from scripts.train_sample.captions import Description, Figure, parse
 from scripts.train_sample.shapes import (
     BACKGROUNDS,
     COLOURS,
@@ -83,6 +83,11 @@ def judge(video: Tensor, wanted: Description) -> Verdict:
         "size": all(f.size is None or (got is not None and got.size == f.size) for f, got in pairs),
     }
     return Verdict(right, seen)
+
+
+def verdicts_of(clips: Iterable[Tensor], prompts: Sequence[str]) -> list[Verdict]:
+    """Judge a clip [3, T, 96, 96] for each prompt."""
+    return [judge(clip, parse(prompt)) for clip, prompt in zip(clips, prompts, strict=True)]
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, float | int]:

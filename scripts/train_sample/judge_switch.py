@@ -6,7 +6,6 @@ Streams run on the training model's cache, which a test holds equal to the expor
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.train_sample.captions import caption, describe, parse
+from scripts.train_sample.captions import held_out_prompts
 from scripts.train_sample.causal_training import CausalDit
-from scripts.train_sample.judge import CLIP_LATENTS, judge, save_sheet, summary
+from scripts.train_sample.judge import CLIP_LATENTS, save_sheet, summary, verdicts_of
 from scripts.train_sample.progress import Options
 from scripts.train_sample.rollout import Conditions, LatentStream, roll_out, warped
-from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.shipped import CHECKPOINT, PASSES, REPORT, SHIFT, load_student
 from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_vae import FrozenVae
@@ -71,21 +69,12 @@ class Candidate:
 
     def followed(self, latents: Tensor, prompts: Sequence[str], dropped: int = 0) -> dict[str, float | int]:
         """Return `judge.summary` of streams [B, C, F, h, w], without their first latent frames."""
-        verdicts = []
-        for part, asked in zip(latents.split(32), _parts(prompts, 32), strict=True):
-            video = self.vae.decode(part)[:, :, 4 * dropped :].float()
-            verdicts += [judge(clip, parse(prompt)) for clip, prompt in zip(video, asked, strict=True)]
-        return summary(verdicts)
+        clips = (clip for part in latents.split(32) for clip in self.vae.decode(part)[:, :, 4 * dropped :])
+        return summary(verdicts_of(clips, prompts))
 
 
-def _parts(prompts: Sequence[str], size: int) -> list[Sequence[str]]:
-    return [prompts[at : at + size] for at in range(0, len(prompts), size)]
-
-
-def held_out_prompts(count: int, seed: int) -> list[str]:
-    """Return captions of scenes that training never draws."""
-    rng = random.Random(seed)
-    return [caption(d, rng) for d in describe(draw_scenes(count, seed, held_out=True))]
+def _prompts(count: int, seed: int) -> list[str]:
+    return held_out_prompts(count, seed, phrasing=seed)
 
 
 def switched_stream(
@@ -128,7 +117,7 @@ def judged(model: Candidate, size: Size) -> dict[str, Any]:
     """Return `judge.summary` of single prompts at ``start`` and ``end`` of a stream; of the new prompt in a clip that
     begins two chunks behind a switch, with a cache ``rebuilt`` for it and ``plain``; and of the ``first_prompts``."""
     dit = model.dit
-    single = held_out_prompts(size.prompts, SINGLE_SEED)
+    single = _prompts(size.prompts, SINGLE_SEED)
     frames = torch.arange(size.chunks * dit.stream.chunk_frames, device=model.device)
     latents = roll_out(
         dit,
@@ -141,7 +130,7 @@ def judged(model: Candidate, size: Size) -> dict[str, Any]:
         "start": model.followed(latents[:, :, :CLIP_LATENTS], single),
         "end": model.followed(latents[:, :, -CLIP_LATENTS - WARMUP_LATENTS :], single, WARMUP_LATENTS),
     }
-    old, new = held_out_prompts(size.pairs, PAIR_SEED), held_out_prompts(size.pairs, PAIR_SEED + 1)
+    old, new = _prompts(size.pairs, PAIR_SEED), _prompts(size.pairs, PAIR_SEED + 1)
     before, after = model.texts(old), model.texts(new)
     for name in ("rebuilt", "plain"):
         latents = switched_stream(
@@ -171,7 +160,7 @@ def stage(trained: Path, sample: Path, options: Options) -> dict[str, Any]:
         model = Candidate(dit, vae, texts, device)
         report[name] = judged(model, size)
     report["video_seconds"] = round((12 * size.chunks - 3) / dit.stream.fps, 1)
-    shown = [*SHOWN, *zip(held_out_prompts(7, 11), held_out_prompts(7, 12), strict=True)]
+    shown = [*SHOWN, *zip(_prompts(7, 11), _prompts(7, 12), strict=True)]
     draw_switch_sheet(trained / SHEET, model, shown[: 1 if options.rehearse else None], size.switch)
     (trained / REPORT).write_text(json.dumps(report) + "\n", encoding="utf-8")
     if not options.rehearse:  # what three steps make reaches no bar

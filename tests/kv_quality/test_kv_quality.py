@@ -147,7 +147,7 @@ def test_the_other_studies_write_their_rows(case, count, folder, tmp_path):
 
 
 def test_prompts_count_as_followed_by_the_end_of_the_video():
-    prompts = draw_prompts(4, 0, held_out=True)
+    prompts = draw_prompts(4)
     shown = render(draw_scenes(4, PROMPT_SEED, held_out=True), torch.arange(57))
     assert fp8_attention.followed(shown, prompts) == 100
     assert fp8_attention.followed(torch.cat((torch.zeros_like(shown), shown), dim=2), prompts) == 100

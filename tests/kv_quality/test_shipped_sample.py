@@ -7,8 +7,7 @@ import torch
 
 from scripts.kv_quality.sample import decoded, open_sample
 from scripts.kv_quality.streams import run_stream
-from scripts.train_sample.captions import parse
-from scripts.train_sample.judge import CLIP_LATENTS, judge, look
+from scripts.train_sample.judge import CLIP_LATENTS, look, verdicts_of
 from seko_export.options.sample import SAMPLE_FOLDER
 from tests.support.stacked import eager_session
 
@@ -30,7 +29,7 @@ def test_the_shipped_sample_shows_what_is_asked_for():
     config = sample.build(len(PROMPTS), "cpu")
     latents = run_stream(sample, config, sample.embed(PROMPTS), list(range(len(PROMPTS))), chunks)
     video = decoded(sample.decoder(latents.shape[2], "cpu"), latents)
-    verdicts = [judge(clip, parse(prompt)) for clip, prompt in zip(video, PROMPTS, strict=True)]
+    verdicts = verdicts_of(video, PROMPTS)
     assert sum(verdict.followed for verdict in verdicts) >= len(PROMPTS) - 1, [v.right for v in verdicts]
     assert all(verdict.right["background"] and verdict.right["colour"] for verdict in verdicts)
 
