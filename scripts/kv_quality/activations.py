@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scripts.kv_quality.sample import Sample
-from scripts.kv_quality.streams import Places, Scales, first_full_chunk, run_stream
+from scripts.kv_quality.streams import Places, Scales, SelfAttention, first_full_chunk
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.block import attention
 from seko_export.video.calibration import KvStatistics
@@ -28,14 +28,12 @@ class Seen:
 
 def capture(sample: Sample, config: VideoBuild, text: Tensor, seeds: list[int], chunk: int) -> list[Seen]:
     """Return every attention of chunk number ``chunk`` of an exact stream, pass by pass, layer by layer."""
-    recorded: list[Seen] = []
-
-    def see(number: int, _pass: int, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
-        if number == chunk:
-            recorded.append(Seen(layer, *(x.to("cpu", copy=True) for x in (q, k, v))))
-
-    run_stream(sample, config, text, seeds, chunk + 1, watch=see)
-    return recorded
+    with eager_session(config, sample.weights(config), text, seeds) as session:
+        for _ in range(chunk):
+            session.run_chunk()
+        with SelfAttention(config) as watched:
+            session.run_chunk()
+    return [Seen(call % config.model.layers, *qkv) for call, qkv in enumerate(watched.seen)]
 
 
 def built_scales(form: KvFormat, sample: Sample, device: str) -> Scales:
@@ -45,20 +43,22 @@ def built_scales(form: KvFormat, sample: Sample, device: str) -> Scales:
     with eager_session(exact, sample.weights(exact), sample.embed([GOLDEN_PROMPT]), [0], seen) as session:
         for _ in range(first_full_chunk(exact) + 1):
             session.run_chunk()
-    scales: Scales = [{} for _ in range(exact.model.layers)]
-    for name, constant in seen.calibrate().items():
-        _, layer, _, short = name.split(".")  # blocks.{layer}.kv.NAME
-        scales[int(layer)][short] = constant
-    return scales
+    return seen.calibrate()
 
 
 def errors(form: KvFormat, seen: list[Seen], layout: Places, constants: Scales) -> dict[str, list[float]]:
     """Return relative errors a layer, over all passes, rows and heads: ``k``, ``v``, ``attention`` (its output)."""
-    scales = [{name: t.to(layout.cos.device) for name, t in of_layer.items()} for of_layer in constants]
-    sums = {name: torch.zeros(len(scales), 2, dtype=torch.float64) for name in ("k", "v", "attention")}
+    layers, device = 1 + max(record.layer for record in seen), layout.cos.device
+    sums = {name: torch.zeros(layers, 2, dtype=torch.float64) for name in ("k", "v", "attention")}
     for record in seen:
-        q, true_k, true_v = (x.to(layout.cos.device).float() for x in (record.q, record.k, record.v))
-        k, v = _through(form, scales[record.layer], true_k, true_v, layout)
+        q, true_k, true_v = (x.to(device).float() for x in (record.q, record.k, record.v))
+        of_layer = f"blocks.{record.layer}.kv."
+        scales = {
+            name.removeprefix(of_layer): t.to(device)
+            for name, t in constants.items()
+            if name.startswith(of_layer)
+        }
+        k, v = _through(form, scales, true_k, true_v, layout)
         exact, lossy = attention(q, true_k, true_v, None), attention(q, k, v, None)
         for name, a, b in (("k", k, true_k), ("v", v, true_v), ("attention", lossy, exact)):
             sums[name][record.layer] += torch.stack(((a - b).square().sum(), b.square().sum())).cpu()

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     for scheme, form in chosen.items():
         name = f"{scheme} again" if scheme == exact else form.name
         show(f"streams with {name}")
-        constants = built_scales(form, sample, device) if scheme != exact else []
+        constants = built_scales(form, sample, device) if scheme != exact else {}
         latents[name] = streams(options, sample, text, scheme, constants)
         bits[name] = form.bits_per_number
         if scheme != exact:

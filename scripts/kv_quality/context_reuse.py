@@ -58,12 +58,10 @@ def measure(sample: Sample, count: int, chunks: int, device: str) -> dict[str, d
     scales = built_scales(fp4.kv, sample, device)
     teacher = [latents for _, latents in passes_of(sample, usual, text, seeds, chunks)]
     full = first_full_chunk(usual)
-    passes = len(sample.schedule.timesteps)
     figures: dict[str, dict[str, float]] = {PASS: {}}
     for name, config, constants in ((REUSED, reused, None), (FP4, fp4, scales)):
         pairs = passes_of(sample, config, text, seeds, chunks, constants, teacher)
-        errors = torch.stack([relative_error(own, given) for own, given in pairs]).unflatten(0, (chunks, -1))
-        ends = errors[:, passes - 1].mean(1)  # of each chunk's last pass
+        ends = errors_of_ends(pairs, chunks).mean(1)
         figures[name] = {"filling": float(ends[1:full].mean()), "full": float(ends[full:].mean())}
     for name, config in ((PASS, usual), (REUSED, reused)):
         video = decoded(
@@ -75,6 +73,12 @@ def measure(sample: Sample, count: int, chunks: int, device: str) -> dict[str, d
             "end": followed(video, prompts),
         }
     return figures
+
+
+def errors_of_ends(pairs: Sequence[tuple[Tensor, Tensor]], chunks: int) -> Tensor:
+    """Return the relative error [chunks, B] of each chunk's last denoise pass, of what `passes_of` returns."""
+    errors = torch.stack([relative_error(own, given) for own, given in pairs])
+    return errors.unflatten(0, (chunks, -1))[:, -1]
 
 
 def passes_of(

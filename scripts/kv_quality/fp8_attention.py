@@ -140,9 +140,4 @@ def followed(video: Tensor, prompts: list[str]) -> float:
 
 def constants_of(sample: Sample, config: VideoBuild, scales: Scales) -> Scales:
     """Return the cache format's constants and, for fp8 attention, those of its scratch."""
-    weights = weights_with(sample, config, scales)
-    constants_by_layer = [dict(constants) for constants in scales]
-    for name, tensor in layer_constants(config, weights).items():
-        _, number, _, short = name.split(".")  # blocks.{layer}.kv.NAME
-        constants_by_layer[int(number)][short] = tensor
-    return constants_by_layer
+    return {**scales, **layer_constants(config, weights_with(sample, config, scales))}

@@ -24,7 +24,7 @@ def draw_streams(
     folder: Path, latents: dict[str, Tensor], exact: str, size: int, after: dict[str, dict[int, Tensor]]
 ) -> None:
     """Draw the latent error of every chunk (median over prompts) and PSNR after so many chunks."""
-    with _figure(folder / "kv-streams.png", 1, 2, 4.5, 3.4) as axes:
+    with _figure(folder / "kv-streams.png", 2, 4.5, 3.4) as axes:
         counts = list(after[exact])
         for name, x in latents.items():
             if name == exact:
@@ -63,7 +63,7 @@ def draw_frames(
             columns.append(F.pad(frame, (1, 1, 1, 1), value=1.0))
         strips.append(torch.cat(columns, dim=3))  # [prompts, 3, H + 2, counts*(W + 2)]
     rows, counts = "; ".join(names), ", ".join(map(str, chunks))
-    with _figure(folder / "kv-frames.png", 1, shown, 2.1, 2.5) as axes:
+    with _figure(folder / "kv-frames.png", shown, 2.1, 2.5) as axes:
         for prompt, axis in enumerate(axes):
             picture = (torch.cat([strip[prompt] for strip in strips], dim=1) + 1) / 2
             axis.imshow(picture.clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
@@ -73,14 +73,14 @@ def draw_frames(
 
 
 @contextmanager
-def _figure(path: Path, rows: int, columns: int, width: float, height: float) -> Iterator[Any]:
-    """Give a grid's axes as a flat array, each of that many inches; then write the picture."""
+def _figure(path: Path, columns: int, width: float, height: float) -> Iterator[Any]:
+    """Give the axes of a row, each of that many inches; then write the picture."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     with plt.rc_context({"font.size": 7, "axes.titlesize": 7}):
-        figure, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
-        yield axes.ravel()
+        figure, axes = plt.subplots(1, columns, figsize=(width * columns, height), squeeze=False)
+        yield axes[0]
         figure.tight_layout()
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=100, metadata={"Software": None})  # whose version would change the bytes

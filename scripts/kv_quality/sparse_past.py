@@ -19,9 +19,8 @@ from torch import Tensor
 
 from scripts.bench.rows import append_row
 from scripts.kv_quality.activations import built_scales
-from scripts.kv_quality.context_reuse import passes_of
+from scripts.kv_quality.context_reuse import errors_of_ends, passes_of
 from scripts.kv_quality.fp8_attention import constants_of, followed
-from scripts.kv_quality.measures import relative_error
 from scripts.kv_quality.sample import Sample, decoded, draw_prompts, open_sample
 from scripts.kv_quality.streams import Scales, first_full_chunk, run_stream
 from seko_export.config.video import VideoBuild
@@ -68,7 +67,7 @@ def measure(sample: Sample, count: int, chunks: int, device: str) -> dict[str, d
     every = exact.changed(kv_scheme="fp4", fused=True, attention="fp8")
     scales = constants_of(sample, every, built_scales(every.kv, sample, device))
     teacher = [latents for _, latents in passes_of(sample, exact, text, seeds, chunks)]
-    full, passes = first_full_chunk(exact), len(sample.schedule.timesteps)
+    full = first_full_chunk(exact)
     decode = sample.decoder(chunks * sample.stream.chunk_frames, device)
 
     def ends(config: VideoBuild, constants: Scales | None) -> dict[str, float]:
@@ -77,8 +76,7 @@ def measure(sample: Sample, count: int, chunks: int, device: str) -> dict[str, d
 
     def figures(config: VideoBuild) -> dict[str, float]:
         pairs = passes_of(sample, config, text, seeds, chunks, scales, teacher)
-        errors = torch.stack([relative_error(own, given) for own, given in pairs]).unflatten(0, (chunks, -1))
-        return {"step": float(errors[full:, passes - 1].mean()), **ends(config, scales)}
+        return {"step": float(errors_of_ends(pairs, chunks)[full:].mean()), **ends(config, scales)}
 
     found = {EXACT: ends(exact, None), EVERY: figures(every)}
     for share in SHARES:

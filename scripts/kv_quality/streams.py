@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from seko_export.families.layers.rotary import key_rotary_tables, rotary_tables,
 from seko_export.video.recording import eager_session
 from seko_runtime.video.ring import Ring
 
-Scales = list[dict[str, Tensor]]  # a layer each: the constants of a format
+Scales = Mapping[str, Tensor]  # the constants of a format, by the names of their weights
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,6 @@ def run_stream(
     seeds: list[int],
     chunks: int,
     scales: Scales | None = None,
-    watch: Callable[[int, int, int, Tensor, Tensor, Tensor], None] | None = None,
 ) -> Tensor:
     """Return latents [B, C, chunks*F, h, w] float32 on the CPU, one stream a prompt.
 
@@ -66,26 +64,19 @@ def run_stream(
         One a row: noise depends on it and on the frame alone, so two formats get the same.
     chunks : int
         How long the streams are.
-    scales : list of dict, optional
-        The format's constants, a layer each.
-    watch : callable, optional
-        Told of every self-attention: chunk, pass, layer, and q [B, T, H, D], k and v [B, N, H, D] that it sees.
+    scales : mapping of str to Tensor, optional
+        The format's constants.
     """
-    weights, results = weights_with(sample, config, scales), []
+    weights = weights_with(sample, config, scales)
     with eager_session(config, weights, text, seeds) as session:
-        for chunk in range(chunks):
-            with _watched(config, chunk, watch):
-                results.append(torch.from_numpy(session.run_chunk().to_host()))
+        results = [torch.from_numpy(session.run_chunk().to_host()) for _ in range(chunks)]
     return torch.cat(results, dim=2)
 
 
 def weights_with(sample: Sample, config: VideoBuild, scales: Scales | None) -> dict[str, Tensor]:
     """Return every weight of a build, with the constants of its cache's format."""
-    return sample.weights(config) | {
-        f"blocks.{layer}.kv.{name}": tensor.to(config.target.device)
-        for layer, constants in enumerate(scales or [])
-        for name, tensor in constants.items()
-    }
+    constants = {name: tensor.to(config.target.device) for name, tensor in (scales or {}).items()}
+    return sample.weights(config) | constants
 
 
 def places(config: VideoBuild, chunk: int) -> Places:
@@ -113,28 +104,16 @@ def first_full_chunk(config: VideoBuild) -> int:
     return -(-config.workload.stream.cache_frames // config.workload.stream.chunk_frames)
 
 
-@contextmanager
-def _watched(
-    config: VideoBuild, chunk: int, watch: Callable[[int, int, int, Tensor, Tensor, Tensor], None] | None
-) -> Iterator[None]:
-    if watch is None:
-        yield
-        return
-    layers = config.model.layers
+class SelfAttention(TorchFunctionMode):
+    """Keeps q [B, T, H, D], k and v [B, N, H, D] of each attention over the cache, on the CPU.
 
-    def see(call: int, q: Tensor, k: Tensor, v: Tensor) -> None:
-        watch(chunk, call // layers, call % layers, q, k, v)
+    Those over the text stand between them.
+    """
 
-    with _SelfAttention(config, see):
-        yield
-
-
-class _SelfAttention(TorchFunctionMode):
-    """Sees each attention over the cache; those over the text stand between them."""
-
-    def __init__(self, config: VideoBuild, see: Callable[[int, Tensor, Tensor, Tensor], None]) -> None:
+    def __init__(self, config: VideoBuild) -> None:
         super().__init__()
-        self._tokens, self._see, self._calls = config.workload.stream.cache_tokens, see, 0
+        self._tokens, self._calls = config.workload.stream.cache_tokens, 0
+        self.seen: list[tuple[Tensor, ...]] = []
 
     def __torch_function__(
         self,
@@ -153,5 +132,5 @@ class _SelfAttention(TorchFunctionMode):
                     raise RuntimeError(
                         f"attention over {k.shape[1]} keys, expected the cache's {self._tokens}"
                     )
-                self._see(self._calls // 2, q, k, v)
+                self.seen.append(tuple(x.to("cpu", copy=True) for x in (q, k, v)))
         return result
