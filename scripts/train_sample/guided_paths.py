@@ -43,7 +43,7 @@ class Guided:
 @torch.no_grad()
 def teacher_paths(
     teacher: Guided, batch: Batch, layout: str, text: Tensor, null: Tensor, mask: Tensor, sigmas: Sequence[float],
-    grid: Sequence[float], size: int, generator: torch.Generator, conditioned: Tensor | None = None,
+    grid: Sequence[float], size: int, generator: torch.Generator, conditioned: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Follow the guided ODE from noise, behind clean context.
 
@@ -51,7 +51,7 @@ def teacher_paths(
     ----------
     sigmas, grid : sequence of float
         The student's noise levels; the path's, falling from 1 to 0, those among them.
-    conditioned : Tensor or None
+    conditioned : Tensor
         [B] bool: whose first noisy frame is the batch's own, clean and at time 0 all along.
 
     Returns
@@ -65,8 +65,7 @@ def teacher_paths(
     target, noisy_frames = batch.chunks(LAYOUTS[layout][1], size)
     frames = torch.cat((clean_frames, noisy_frames), dim=1)
     x = torch.randn(target.shape, generator=generator, device=target.device)
-    if conditioned is not None:
-        x[:, :, 0] = torch.where(conditioned[:, None, None, None], target[:, :, 0], x[:, :, 0])
+    x[:, :, 0] = torch.where(conditioned[:, None, None, None], target[:, :, 0], x[:, :, 0])
     visited = []
     for sigma, after in itertools.pairwise(grid):
         if sigma in sigmas:
@@ -81,7 +80,7 @@ def teacher_paths(
 
 def predict_clean(
     forward: Callable[..., Tensor], clean: Tensor, noisy: Tensor, sigma: Tensor, text: Tensor, frames: Tensor,
-    mask: Tensor, size: int, conditioned: Tensor | None = None,
+    mask: Tensor, size: int, conditioned: Tensor,
 ) -> Tensor:  # fmt: skip
     """Return x0 = x - sigma * v of noisy chunks [B, C, M, h, w] at sigma [B, chunks].
 
@@ -93,19 +92,17 @@ def predict_clean(
     return noisy - levels(sigma, size, conditioned) * velocity.float()
 
 
-def levels(sigma: Tensor, size: int, conditioned: Tensor | None = None) -> Tensor:
+def levels(sigma: Tensor, size: int, conditioned: Tensor) -> Tensor:
     """Return sigma [B, chunks] per frame, [B, 1, M, 1, 1]; 0 for the first frame of ``conditioned`` rows [B]."""
     levels = sigma.repeat_interleave(size, dim=1)
-    if conditioned is not None:
-        levels[:, 0] *= ~conditioned
+    levels[:, 0] *= ~conditioned
     return levels[:, None, :, None, None]
 
 
-def frame_times(sigma: Tensor, clean_frames: int, size: int, conditioned: Tensor | None = None) -> Tensor:
+def frame_times(sigma: Tensor, clean_frames: int, size: int, conditioned: Tensor) -> Tensor:
     """Return times [B, S] of a sequence; 0 for the first noisy frame, too, of ``conditioned`` rows [B]."""
     times = sequence_times(sigma, clean_frames, size)
-    if conditioned is not None:
-        times[:, clean_frames] *= ~conditioned
+    times[:, clean_frames] *= ~conditioned
     return times
 
 

@@ -35,15 +35,14 @@ class Sequence:
 
     Parameters
     ----------
-    rows, prefix : int
-        Of a step; latent frames of data before the rollout.
+    prefix : int
+        Latent frames of data before the rollout.
     clean, noisy : tuple of int
         Chunk numbers.
     mask : Tensor
         [1, 1, S*n, S*n] bool.
     """
 
-    rows: int
     prefix: int
     clean: tuple[int, ...]
     noisy: tuple[int, ...]
@@ -81,24 +80,23 @@ class SelfForcing:
 
     def take_step(self, turn: str, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Roll out, teach the fake score, descend; return the scores' gap, the fake's loss, the latents' square."""
-        sequence, size = self.sequences[turn], self.size
-        batch = self.pool.draw("window" if sequence.prefix else "first", sequence.rows, generator)
-        conditioned = None
+        sequence, size, rows = self.sequences[turn], self.size, self.config.batch
+        batch = self.pool.draw("window" if sequence.prefix else "first", rows, generator)
+        conditioned = torch.zeros(rows, dtype=torch.bool, device=self.device)
         if not sequence.prefix:
-            conditioned = (
-                torch.rand(sequence.rows, generator=generator, device=self.device) < self.given_share
-            )
+            conditioned = torch.rand(rows, generator=generator, device=self.device) < self.given_share
         with autocast(self.device):
             text, null = texts_of(self.teacher, batch.ids)
         prefix = batch.latents[:, :, : sequence.prefix]
         # Frames of a stream's beginning are 0, 1, ... for every row; a far window has its own.
-        frames = batch.frames if sequence.prefix else self._beginning(sequence)
+        beginning = torch.arange(len(sequence.noisy) * size, device=self.device).expand(rows, -1)
+        frames = batch.frames if sequence.prefix else beginning
         stream = LatentStream(self.student, self.config.sigmas, generator, text)
         inputs, latents = rolled(stream, prefix, frames, batch.latents[:, :, :1], conditioned)
         clean = torch.cat((prefix, latents), dim=2)[:, :, :-size]
         # What `fake`, `student` and the teacher take beside noisy chunks and times.
         behind = torch.cat((frames[:, :-size], frames[:, sequence.prefix :]), dim=1)
-        shape = (sequence.rows, len(sequence.noisy))
+        shape = (rows, len(sequence.noisy))
         judged = levels(torch.ones(shape, device=self.device), size, conditioned)  # [B, 1, M, 1, 1]
 
         for _ in range(self.config.fake_steps):
@@ -132,9 +130,6 @@ class SelfForcing:
         gradient = (false - true) / far_off
         self.run.descend(0.5 * _mean((x0 - (x0.detach() - gradient)).square(), judged))
         return _mean((false - true).square(), judged), fake_loss.detach(), latents.square().mean()
-
-    def _beginning(self, sequence: Sequence) -> Tensor:
-        return torch.arange(len(sequence.noisy) * self.size, device=self.device).expand(sequence.rows, -1)
 
     def _times(self, shape: tuple[int, int], least: float, most: float, generator: torch.Generator) -> Tensor:
         """Return sigma [B, chunks], uniform but for the warp."""
@@ -192,18 +187,16 @@ def rolled(
 
 def sequence_of(turn: str, config: Distillation, teaching: DitTraining, device: str) -> Sequence:
     """Return a turn's sequence; a window far down stands for them all, as in the teacher's training."""
-    stream, rows = teaching.stream, config.batch
+    stream = teaching.stream
     if turn == "far":
         clean, noisy = LAYOUTS["window"]
-        return Sequence(
-            rows, noisy[0] * stream.chunk_frames, clean, noisy, layout_mask("window", stream, device)
-        )
+        return Sequence(noisy[0] * stream.chunk_frames, clean, noisy, layout_mask("window", stream, device))
     noisy = tuple(range(config.start_chunks))
-    return Sequence(rows, 0, noisy[:-1], noisy, chunk_mask(noisy[:-1], noisy, stream, device))
+    return Sequence(0, noisy[:-1], noisy, chunk_mask(noisy[:-1], noisy, stream, device))
 
 
 def _noised(
-    x: Tensor, sigma: Tensor, size: int, conditioned: Tensor | None, generator: torch.Generator
+    x: Tensor, sigma: Tensor, size: int, conditioned: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Return x [B, C, M, h, w] at noise levels sigma [B, chunks], and the noise; given first frames [B] stay."""
     noise = torch.randn(x.shape, generator=generator, device=x.device)
