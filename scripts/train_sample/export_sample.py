@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from scripts.train_sample.progress import read_ema, write_state
-from scripts.train_sample.shipped import write_checkpoint
-from scripts.train_sample.text import save_tokenizer, text_config
+from scripts.train_sample.shipped import require_shapes, write_checkpoint
+from scripts.train_sample.text import make_tokenizer, text_config
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.families.wan_layout.keys import wan_shapes
@@ -51,10 +51,7 @@ def export(vae: Path, teacher: Path, student: Path, output_path: Path) -> dict[s
     dit, student_facts = read_ema(student)
     training = taught_facts["training"]
     model = ModelConfig(**training["model"])
-    shapes = {name: tuple(t.shape) for name, t in dit.items()}
-    if shapes != wan_shapes(model):
-        odd = sorted(set(shapes.items()) ^ set(wan_shapes(model).items()))
-        raise ValueError(f"the student is no checkpoint of its config, first difference {odd[:2]}")
+    require_shapes(dit, wan_shapes(model))
     distilled = student_facts["distillation"]
     steps = tuple(1000.0 * (1 - i / distilled["passes"]) for i in range(distilled["passes"]))
     config = {
@@ -76,7 +73,7 @@ def export(vae: Path, teacher: Path, student: Path, output_path: Path) -> dict[s
     text = {name.removeprefix("text."): t for name, t in taught.items() if name.startswith("text.")}
     for name, tensors in (("dit", dit), ("vae", vae_weights), ("text", text)):
         write_checkpoint(output_path / f"{name}.safetensors", tensors)
-    save_tokenizer(output_path / "tokenizer.json")
+    make_tokenizer().save(str(output_path / "tokenizer.json"))
     (output_path / "config.json").write_text(
         json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,11 +12,9 @@ from torch import Tensor
 
 from scripts.train_sample.causal_training import CausalDit
 from scripts.train_sample.progress import fill
-from seko_export.config.model import ModelConfig
-from seko_export.config.stream import StreamConfig
+from seko_export.options.sample import read_sample
 
-SAMPLE = Path("seko_export/sample")
-CHECKPOINT, CONFIG, REPORT = "dit.safetensors", "config.json", "judged.json"
+CHECKPOINT, REPORT = "dit.safetensors", "judged.json"
 PASSES, SHIFT = 4, 5.0
 
 
@@ -25,12 +22,10 @@ def load_student(
     sample: Path, device: str, layers: int | None = None, checkpoint: Path | None = None
 ) -> CausalDit:
     """Return the transformer of a sample's folder, or its first layers, with the weights of another file if given."""
-    config = json.loads((sample / CONFIG).read_text(encoding="utf-8"))
-    model = ModelConfig(**config["model"])
-    if layers is not None:
-        model = dataclasses.replace(model, layers=layers)
-    student = CausalDit(model, StreamConfig(**config["stream"]))
-    weights = load_file(checkpoint or sample / CHECKPOINT)
+    facts = read_sample(sample)
+    model = dataclasses.replace(facts.model, layers=layers or facts.model.layers)
+    student = CausalDit(model, facts.stream)
+    weights = load_file(checkpoint or facts.checkpoint)
     fill(
         dict(student.named_parameters()),
         {
@@ -40,6 +35,13 @@ def load_student(
         },
     )
     return student.to(device)
+
+
+def require_shapes(weights: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise a ValueError if names or shapes are not those of a model's checkpoint."""
+    shapes = {name: tuple(t.shape) for name, t in weights.items()}
+    if odd := sorted(set(shapes.items()) ^ set(wanted.items())):
+        raise ValueError(f"no checkpoint of its model, first difference {odd[:2]}")
 
 
 def write_checkpoint(path: Path, weights: Mapping[str, Tensor]) -> None:

@@ -30,11 +30,6 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(path: Path) -> None:
-    """Write tokenizer.json."""
-    make_tokenizer().save(str(path))
-
-
 def token_ids(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:
     """Return [B, length] int64, zeros (`<pad>`) behind each text's `</s>`.
 
@@ -67,11 +62,6 @@ def text_config(d_model: int = 128, layers: int = 3) -> UMT5Config:
     )
 
 
-def make_encoder(config: UMT5Config) -> UMT5EncoderModel:
-    """Return a freshly initialised encoder, drawn from torch's global generator."""
-    return UMT5EncoderModel(config)
-
-
 def encode(encoder: UMT5EncoderModel, ids: Tensor) -> Tensor:
     """Return [B, length, d_model]: run with the mask, zeros where ``ids`` [B, length] int64 is `<pad>`."""
     mask = (ids != 0).long()
@@ -92,7 +82,7 @@ class PromptTexts:
 
     def __init__(self, sample: Path, device: str) -> None:
         config = json.loads((sample / "config.json").read_text(encoding="utf-8"))
-        encoder = make_encoder(UMT5Config.from_dict(config["text"])).requires_grad_(False).eval()
+        encoder = UMT5EncoderModel(UMT5Config.from_dict(config["text"])).requires_grad_(False).eval()
         weights = load_file(sample / "text.safetensors")
         fill(dict(encoder.named_parameters()), {name: t.float() for name, t in weights.items()})
         self.encoder, self.device = encoder.to(device), device

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import UMT5EncoderModel
 
 from scripts.train_sample.causal_training import CausalDit, init_weights, sequence_mask
 from scripts.train_sample.latent_pool import LAYOUTS, Batch, LatentPool, sequence_times
@@ -24,7 +25,7 @@ from scripts.train_sample.progress import (
     step_generator,
 )
 from scripts.train_sample.shapes import FPS, MORE_SHAPES, SIDE
-from scripts.train_sample.text import encode, make_encoder, text_config
+from scripts.train_sample.text import encode, text_config
 from scripts.train_sample.train_vae import FrozenVae
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
@@ -87,7 +88,7 @@ class Conditioned(nn.Module):
         init_weights(self.dit, 0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            self.text = make_encoder(text_config(config.model.text_dim, config.text_layers))
+            self.text = UMT5EncoderModel(text_config(config.model.text_dim, config.text_layers))
 
 
 def flow_loss(

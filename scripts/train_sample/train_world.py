@@ -32,15 +32,17 @@ from scripts.train_sample.progress import (
 )
 from scripts.train_sample.rollout import warped
 from scripts.train_sample.shapes import SIDE
-from scripts.train_sample.shipped import CHECKPOINT, CONFIG, PASSES, REPORT, SAMPLE, SHIFT, write_checkpoint
+from scripts.train_sample.shipped import CHECKPOINT, PASSES, REPORT, SHIFT, require_shapes, write_checkpoint
 from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_dit import SAMPLE_STREAM, chunk_mask
 from scripts.train_sample.train_vae import FrozenVae
 from scripts.train_sample.world_pool import WorldBatch, WorldPool
+from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.lingbot.keys import lingbot_shapes
 from seko_export.families.lingbot.model import LingbotModel
+from seko_export.options.sample import SAMPLE_FOLDER
 
 WORLD_MODEL = LingbotModel("world", layers=6, dim=256, heads=2, ffn_dim=640, text_dim=128, text_tokens=48)
 SOURCE_LAYERS = (0, 1, 2, 4, 6, 7)  # of the sample's eight
@@ -147,7 +149,7 @@ def train(config: WorldTraining, folder: Path, options: Options, vae: FrozenVae,
     """Train, or go on training; return the run, saved."""
     device = options.device
     dit = CameraDit(config.model, config.stream)
-    weights = {name: t.float() for name, t in load_file(SAMPLE / CHECKPOINT).items()}
+    weights = {name: t.float() for name, t in load_file(SAMPLE_FOLDER / CHECKPOINT).items()}
     begin(dit, 0, weights, config.source_layers)
     dit.to(device)
     steps = options.steps(STEPS)
@@ -180,21 +182,17 @@ def write_sample(folder: Path, run: Run, config: WorldTraining) -> None:
         If names or shapes are not lingbot-world's.
     """
     weights = to_checkpoint(run.ema)
-    wanted, shapes = lingbot_shapes(config.model), {name: tuple(t.shape) for name, t in weights.items()}
-    if shapes != wanted:
-        raise ValueError(
-            f"no checkpoint of its model, first difference {sorted(set(shapes.items()) ^ set(wanted.items()))[:2]}"
-        )
+    require_shapes(weights, lingbot_shapes(config.model))
     write_checkpoint(folder / CHECKPOINT, weights)
     schedule = Schedule.warped(tuple(1000 * (1 - i / PASSES) for i in range(PASSES)), SHIFT)
-    told_model = {"model": dataclasses.asdict(config.model), "stream": dataclasses.asdict(config.stream)}
     facts = {
         "format_version": 1,
         "media": "sample",
-        **told_model,
+        "model": dataclasses.asdict(config.model),
+        "stream": dataclasses.asdict(config.stream),
         "schedule": {"timesteps": schedule.timesteps, "shift": SHIFT},
     }
-    (folder / CONFIG).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def stage(folder: Path, options: Options) -> dict[str, Any]:
@@ -205,7 +203,7 @@ def stage(folder: Path, options: Options) -> dict[str, Any]:
         config = dataclasses.replace(config, model=small, source_layers=(0,), batch=2, pool=1, pool_batch=1)
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
-    vae, texts = FrozenVae(SAMPLE, device), PromptTexts(SAMPLE, device)
+    vae, texts = FrozenVae(SAMPLE_FOLDER, device), PromptTexts(SAMPLE_FOLDER, device)
     run = train(config, folder, options, vae, texts)
     write_sample(folder, run, config)
     judged = CameraDit(config.model, config.stream).to(device).requires_grad_(False).eval()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import UMT5EncoderModel
 
 from scripts.bench.cases import CASES
 from scripts.kv_quality import caches, fp8_attention
@@ -21,7 +22,7 @@ from scripts.kv_quality.sample import PROMPT_SEED, Sample, draw_prompts, open_sa
 from scripts.kv_quality.streams import places
 from scripts.random_checkpoint import write_random_checkpoint
 from scripts.train_sample.shapes import draw_scenes, render
-from scripts.train_sample.text import make_encoder, save_tokenizer, text_config
+from scripts.train_sample.text import make_tokenizer, text_config
 from scripts.train_sample.train_vae import Vae, init_vae
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
@@ -49,9 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text_settings = text_config(MODEL.text_dim, 1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        text = {name: p.detach().clone() for name, p in make_encoder(text_settings).named_parameters()}
+        text = {name: p.detach().clone() for name, p in UMT5EncoderModel(text_settings).named_parameters()}
     save_file(text, folder / "text.safetensors")
-    save_tokenizer(folder / "tokenizer.json")
+    make_tokenizer().save(str(folder / "tokenizer.json"))
     config = {
         "format_version": 1,
         "model": dataclasses.asdict(MODEL),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import UMT5EncoderModel
 
 from scripts.train_sample.captions import Description, Figure, caption, describe, held_out, parse
 from scripts.train_sample.judge import ATTRIBUTES, judge, look, summary
@@ -22,7 +23,7 @@ from scripts.train_sample.shapes import (
     is_held_out,
     render,
 )
-from scripts.train_sample.text import encode, make_encoder, make_tokenizer, text_config, token_ids
+from scripts.train_sample.text import encode, make_tokenizer, text_config, token_ids
 
 FIGURES = st.builds(
     Figure,
@@ -164,7 +165,7 @@ def test_the_judge_is_not_pleased_by_another_scene():
 def test_the_text_encoder_leaves_zeros_behind_the_text():
     """As pipelines run it: padding is masked, and zero after; another length of padding changes nothing before it."""
     torch.manual_seed(0)
-    encoder = make_encoder(text_config(32, 1)).eval()
+    encoder = UMT5EncoderModel(text_config(32, 1)).eval()
     tokenizer = make_tokenizer()
     ids = token_ids(tokenizer, ["a red disc bouncing on a dark background", "a blue ring"], 24)
     with torch.no_grad():
