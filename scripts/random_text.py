@@ -12,8 +12,8 @@ from scripts.checkpoint_configs import umt5_config
 from scripts.random_checkpoint import RandomFile, write_random_folder
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.config.media import TextEncoderConfig
-from seko_export.errors import UsageError
 from seko_export.media.umt5.keys import text_shapes, text_transformers_names
+from seko_export.options.checks import SAMPLE_FOLDER
 
 SIZES = {
     "umt5-xxl": TextEncoderConfig(),
@@ -22,7 +22,6 @@ SIZES = {
     ),  # of `tiny`
 }
 TOKENIZER = "tokenizer.json"
-_SAMPLE = Path(__file__).parents[1] / "seko_export" / "sample"
 
 
 def write_random_text(
@@ -37,10 +36,8 @@ def write_random_text(
     MachineError
         If the folder cannot be written.
     """
-    if path.exists():
-        raise UsageError(f"{path} exists; remove it or name another path")
     names, shapes = text_transformers_names(config), text_shapes(config)
-    tokenizer = json.loads((_SAMPLE / TOKENIZER).read_text(encoding="utf-8"))
+    tokenizer = json.loads((SAMPLE_FOLDER / TOKENIZER).read_text(encoding="utf-8"))
     write_random_folder(
         path,
         {"model.safetensors": RandomFile({names[name]: shape for name, shape in shapes.items()}, dtype)},

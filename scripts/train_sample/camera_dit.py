@@ -31,8 +31,7 @@ class CameraBlock(Block):
 
     def steered(self, x: Tensor, camera: Tensor | None) -> Tensor:
         """Return the hidden state, scaled and shifted by what this layer makes of the camera's tokens."""
-        if camera is None:
-            raise ValueError("a layer with a camera got no camera's tokens; give them")
+        assert camera is not None  # of every forward of this model
         inner = camera + self.cam_injector_layer2(F.silu(self.cam_injector_layer1(camera)))
         return scaled(x, self.cam_scale_layer(inner), self.cam_shift_layer(inner))
 

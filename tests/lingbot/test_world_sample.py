@@ -43,7 +43,7 @@ def vae() -> FrozenVae:
 def walks() -> Walks:
     """One world, seen by a camera at rest; its look changes with the last chunk."""
     drawn = draw_walks(1, CHUNKS, 3, 77, "cpu", switched=1.0, keys=[f"none-{STEPS}"])
-    return Walks(drawn.before, drawn.after, torch.full_like(drawn.switch, CHUNKS - 1), drawn.poses)
+    return drawn.switching_at(CHUNKS - 1)
 
 
 @pytest.fixture(scope="module")
