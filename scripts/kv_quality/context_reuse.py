@@ -78,7 +78,8 @@ def measure(sample: Sample, count: int, chunks: int, device: str) -> dict[str, d
 def errors_of_ends(pairs: Sequence[tuple[Tensor, Tensor]], chunks: int) -> Tensor:
     """Return the relative error [chunks, B] of each chunk's last denoise pass, of what `passes_of` returns."""
     errors = torch.stack([relative_error(own, given) for own, given in pairs])
-    return errors.unflatten(0, (chunks, -1))[:, -1]
+    by_pass: Tensor = errors.unflatten(0, (chunks, -1))
+    return by_pass[:, -1]
 
 
 def passes_of(

@@ -281,4 +281,5 @@ class _Head(Head):
             x = self.head(modulate(x, shift, scale))
         rows, columns = self.stream.latent_height // PATCH, self.stream.latent_width // PATCH
         x = x.reshape(x.shape[0], time.shape[1], rows, columns, PATCH, PATCH, self.model.out_channels)
-        return x.permute(0, 6, 1, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)
+        velocity: Tensor = x.permute(0, 6, 1, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)
+        return velocity

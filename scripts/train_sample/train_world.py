@@ -42,7 +42,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.lingbot.keys import lingbot_shapes
 from seko_export.families.lingbot.model import LingbotModel
-from seko_export.options.sample import SAMPLE_FOLDER
+from seko_export.options.checks import SAMPLE_FOLDER
 
 WORLD_MODEL = LingbotModel("world", layers=6, dim=256, heads=2, ffn_dim=640, text_dim=128, text_tokens=48)
 SOURCE_LAYERS = (0, 1, 2, 4, 6, 7)  # of the sample's eight
