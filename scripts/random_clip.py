@@ -9,6 +9,7 @@ from torch import Tensor
 
 from scripts.random_checkpoint import RandomFile, write_random_folder, write_tensor_file
 from seko_export.checkpoints.json_files import CONFIG_FILE
+from seko_export.checkpoints.key_table import plain_spread
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.media import ClipConfig
 from seko_export.errors import UsageError
@@ -61,8 +62,6 @@ def write_random_clip(
     """
     if form not in FORMS:
         raise UsageError(f"--format {form}: a CLIP image encoder is written as {' or '.join(FORMS)}")
-    if path.exists():
-        raise UsageError(f"{path} exists; remove it or name another path")
     weights = random_clip(config, seed=seed, dtype=dtype, device=device)
     if form == DIFFUSERS:
         tensors = diffusers_tensors(weights)
@@ -124,11 +123,5 @@ def _drawn(name: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype, dev
 
 
 def _spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and standard deviation of a weight by its name: gains lie around 1, biases around 0."""
-    if "norm" in name and name.endswith("weight"):
-        return 1.0, 0.1
-    if len(shape) == 1:
-        return 0.0, 0.02
-    if name.endswith("_embedding"):
-        return 0.0, 0.5
-    return 0.0, float(torch.Size(shape[1:]).numel()) ** -0.5
+    """Return mean and standard deviation of a weight by its name."""
+    return (0.0, 0.5) if name.endswith("_embedding") else plain_spread(name, shape)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from scripts.random_checkpoint import STEM, RandomFile, write_random_folder, write_tensor_file
 from seko_export.checkpoints.json_files import CONFIG_FILE
+from seko_export.checkpoints.key_table import plain_spread
 from seko_export.checkpoints.random import random_weight
 from seko_export.errors import UsageError
 from seko_export.media.taehv.config import TaehvConfig
@@ -65,8 +66,6 @@ def write_random_vae(
     forms = (WAN,) if isinstance(config, TaehvConfig) else FORMS
     if form not in forms:
         raise UsageError(f"--format {form}: a {config.title} is written as {' or '.join(forms)}")
-    if path.exists():
-        raise UsageError(f"{path} exists; remove it or name another path")
     weights = random_vae(config, seed=seed, dtype=dtype, device=device)
     if form == DIFFUSERS and isinstance(config, WanVaeConfig):
         names = vae_diffusers_names(config)
@@ -82,28 +81,21 @@ def random_vae(
     config: WanVaeConfig | TaehvConfig, *, seed: int, dtype: torch.dtype, device: str = "cpu"
 ) -> dict[str, Tensor]:
     """Return all tensors of a file by their names; decoded pictures are neither black nor white."""
-    tiny = isinstance(config, TaehvConfig)
-    if isinstance(
-        config, TaehvConfig
-    ):  # files of the super variant have an encoder, too, which no build reads
-        shapes = decoder_shapes(config) | encoder_shapes(
-            replace(config, encoder_width=config.encoder_width or _WIDTH)
-        )
+    if isinstance(config, TaehvConfig):
+        # Files of the super variant have an encoder, too, which no build reads.
+        with_encoder = replace(config, encoder_width=config.encoder_width or _WIDTH)
+        shapes, of_kind = decoder_shapes(config) | encoder_shapes(with_encoder), tiny_spread
     else:
-        shapes = vae_shapes(config, "both")
+        shapes, of_kind = vae_shapes(config, "both"), spread
     return {
-        name: random_weight(
-            name, shape, seed=seed, dtype=dtype, device=device, spread=tiny_spread if tiny else spread
-        )
+        name: random_weight(name, shape, seed=seed, dtype=dtype, device=device, spread=of_kind)
         for name, shape in shapes.items()
     }
 
 
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and standard deviation of a weight by its key: gains lie around 1, biases around 0."""
-    if name.endswith(".gamma"):
-        return 1.0, 0.1
-    return (0.0, 0.02) if len(shape) == 1 else (0.0, float(torch.Size(shape[1:]).numel()) ** -0.5)
+    """Return mean and standard deviation of a weight by its key; gains have further axes."""
+    return (1.0, 0.1) if name.endswith(".gamma") else plain_spread(name, shape)
 
 
 def tiny_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
