@@ -37,14 +37,11 @@ class Feature:
         Description for the page.
     figures : tuple of str
         Patterns of the figures that show it, ``*`` stands for anything; the first one that has a row is the page's.
-    shapes : str
-        Pattern of these rows' shapes.
     """
 
     name: str
     what: str
     figures: tuple[str, ...] = ()
-    shapes: str = "*"
 
 
 AREAS: Mapping[str, tuple[Feature, ...]] = {
@@ -180,11 +177,7 @@ def _of_feature(
 ) -> Evidence | None:
     row = None
     for pattern in feature.figures:
-        fitting = [
-            row
-            for row in rows
-            if fnmatchcase(row["figure"], pattern) and fnmatchcase(row["shape"], feature.shapes)
-        ]
+        fitting = [row for row in rows if fnmatchcase(row["figure"], pattern)]
         row = row or (fitting[-1] if fitting else None)
     by_level = {level: bool(shown.get(level)) for level in LEVELS}
     if row is not None:

@@ -24,7 +24,7 @@ KILL = "kill"
 FAULTS: dict[str, int] = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO}
 CHANGES = (
     *("open", "write", "rename", "replace", "link", "symlink", "unlink", "remove", "mkdir", "rmdir", "chmod"),
-    *("ftruncate", "truncate", "listdir", "scandir"),
+    *("ftruncate", "truncate", "listdir", "scandir", "fsync"),
 )
 
 
@@ -72,11 +72,6 @@ class _Layer:
             return work(*arguments, **options)
 
         return call
-
-    def counted_fsync(self, _descriptor: int) -> None:
-        """Nothing that is killed is kept from what it wrote: so the disk is not waited for."""
-        if self.reaches("fsync"):
-            self.strike()
 
     def counted_close(self, work: Callable[[int], None]) -> Callable[[int], None]:
         """A descriptor is closed even if that fails."""
@@ -129,7 +124,7 @@ class _Layer:
         """Put this between the process and the file system, for the rest of its life."""
         opened = self.counted_open()
         own = {name: self.counted(name, getattr(os, name)) for name in CHANGES}
-        own |= {"fsync": self.counted_fsync, "close": self.counted_close(os.close)}
+        own["close"] = self.counted_close(os.close)
         for name, function in own.items():
             setattr(os, name, function)
         fcntl.flock = self.counted("flock", fcntl.flock)

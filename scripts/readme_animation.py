@@ -20,6 +20,8 @@ from PIL import Image, ImageDraw, ImageFont
 from seko_runtime import open_artifact
 from seko_runtime.media_files.pictures import load_image
 
+SAMPLE, WORLD = Path("artifacts/quickstart"), Path("artifacts/quickstart-world")
+PICTURE = Path("artifacts/world-sample/picture.png")
 PROMPTS = ("a red disc bouncing on a dark background", "a blue ring on a dark background")
 WORLD_PROMPT = "a purple disc and a cyan square on a dark background"
 KEYS = ("w", "d", "l", "i", "j")  # each held for as many chunks
@@ -32,10 +34,10 @@ MOST_BYTES = 1 << 20
 Frames = NDArray[np.uint8]  # [T, H, W, 3]
 
 
-def sample(artifact: Path) -> Iterator[tuple[Frames, str]]:
+def sample() -> Iterator[tuple[Frames, str]]:
     """Yield each chunk of the sample, and the prompt that it was made with."""
     with (
-        open_artifact(artifact) as opened,
+        open_artifact(SAMPLE) as opened,
         opened.open_session(prompt=PROMPTS[0]) as session,
     ):
         for prompt in PROMPTS:
@@ -43,11 +45,11 @@ def sample(artifact: Path) -> Iterator[tuple[Frames, str]]:
                 yield frames[0], prompt
 
 
-def world(artifact: Path, picture: Path) -> Iterator[tuple[Frames, str]]:
+def world() -> Iterator[tuple[Frames, str]]:
     """Yield each chunk of the small world, and the key that was held."""
     with (
-        open_artifact(artifact) as opened,
-        opened.open_session(prompt=WORLD_PROMPT, image=load_image(picture)) as session,
+        open_artifact(WORLD) as opened,
+        opened.open_session(prompt=WORLD_PROMPT, image=load_image(PICTURE)) as session,
     ):
         for key in KEYS:
             session.controls["camera"].take({"held": [key]})
@@ -83,19 +85,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("output", type=Path)
-    parser.add_argument("--sample", type=Path, default=Path("artifacts/quickstart"))
-    parser.add_argument("--world", type=Path, default=Path("artifacts/quickstart-world"))
-    parser.add_argument("--picture", type=Path, default=Path("artifacts/world-sample/picture.png"))
     options = parser.parse_args()
-    left = [picture for chunk in sample(options.sample) for picture in captioned(*chunk)]
-    right = [picture for chunk in world(options.world, options.picture) for picture in captioned(*chunk)]
+    left = [picture for chunk in sample() for picture in captioned(*chunk)]
+    right = [picture for chunk in world() for picture in captioned(*chunk)]
     frames = []
     for pair in zip(left, right, strict=True):
         width = sum(part.width for part in pair) + GAP
         frames.append(Image.new("RGB", (width, pair[0].height), "white"))
         frames[-1].paste(pair[0])
         frames[-1].paste(pair[1], (pair[0].width + GAP, 0))
-    with open_artifact(options.sample) as opened:
+    with open_artifact(SAMPLE) as opened:
         duration = 1000 / opened.manifest.workload.stream.fps
     for quality in (80, 70, 60, 50, 40, 30):
         frames[0].save(
