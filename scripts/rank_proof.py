@@ -33,6 +33,7 @@ import numpy as np
 from seko_runtime import Pool, Session, open_artifact
 from seko_runtime.errors import RankLostError
 from seko_runtime.sessions.verdict import worst_of
+from seko_runtime.video.golden import relative_error
 from tests.parallel.rank_faults import beside, is_running, kill_once
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 PROMPTS = ("a red disc bouncing on a dark background", "a blue square spinning")
 FPS, SERVED_CHUNKS = 24.0, 200
+KILLERS = 6  # groups that are killed side by side
 GOLDEN = "golden_error"
 NOTICED_S = 15.0  # a stopped rank is looked for after four seconds
 
@@ -64,8 +66,6 @@ class Proofs:
     def start(self, names: list[str]) -> None:
         """Start builds, the first ones first, at most ``--jobs`` at a time."""
         for name in names:
-            if self.options.keep and (self.work / name).exists():
-                continue
             while sum(build.poll() is None for build in self._builds.values()) >= self.options.jobs:
                 time.sleep(0.2)
             command = [sys.executable, "-m", "scripts.rank_proof", "--build", name]
@@ -78,14 +78,11 @@ class Proofs:
 
     def built(self, name: str) -> Path:
         """Wait until an artifact is built; return its folder."""
-        folder = self.work / name
         while name not in self._builds:
-            if self.options.keep and folder.exists():
-                return folder
             time.sleep(0.2)
         if code := self._builds[name].wait():
             raise RuntimeError(f"the build {name} failed with {code}:\n{self._log(name)[-3000:]}")
-        return folder
+        return self.work / name
 
     def _verified(self, name: str) -> str:
         """Wait for a build; return its error on all ranks against the eager model on one GPU."""
@@ -142,7 +139,7 @@ class Proofs:
             session.save(self.work / "of-one")
             found = session.run_chunk().to_host()
             bound = bound_of(pool)
-        error = apart(found, expected)
+        error = relative_error(found, expected)
         expect(error <= bound, f"one GPU goes on with an error of {error:.2e}, expected {bound:.2e} at most")
         with opened(self.built("several")) as pool, pool.restore(self.work / "of-one") as session:
             session.save(self.work / "again")
@@ -197,7 +194,7 @@ class Proofs:
         elsewhere = "cuda:2" if self.options.device == "cuda" and self.options.gpus >= 4 else "auto"
         with (
             beside(folder, elsewhere) as wrong,
-            ThreadPoolExecutor(min(kills, self.options.killers)) as killers,
+            ThreadPoolExecutor(min(kills, KILLERS)) as killers,
         ):
             jobs = [
                 killers.submit(kill_once, folder, number % 2, 4.0 * number / kills) for number in range(kills)
@@ -215,15 +212,15 @@ class Proofs:
         """A server over all ranks, and two viewers in a process of their own."""
         from scripts.bench.serve import Served, watched
 
-        folder, chunks = self.built("several"), self.options.served_chunks
+        folder = self.built("several")
         for build in self._builds.values():
             build.wait()  # no chunk is late because of a compiler
         with Served(lambda: opened(folder)) as served:
-            report = watched(served.load, 2, FPS, served.chunk_frames, chunks)
+            report = watched(served.load, 2, FPS, served.chunk_frames, SERVED_CHUNKS)
         said = (
             f"{report['chunks']} chunks to {report['served']} viewers at {FPS:g} fps, {report['late']} late"
         )
-        expect(report["chunks"] >= chunks, said)
+        expect(report["chunks"] >= SERVED_CHUNKS, said)
         if self.options.device == "cuda":  # a CPU is too slow for more than one viewer
             expect(report["served"] == 2 and not report["late"], f"{said}, worst {report['worst_ms']} ms")
         return said
@@ -235,7 +232,7 @@ class Proofs:
         with opened(self.built(several)) as pool:
             found = life(pool)
             bound = bound_of(pool)
-        errors = [apart(*pair) for pair in zip(found, expected, strict=True)]
+        errors = [relative_error(*pair) for pair in zip(found, expected, strict=True)]
         said = f"{len(errors)} results, errors up to {max(errors):.2e}"
         expect(max(errors) <= bound, f"{said}, expected {bound:.2e} at most: {errors}")
         return f"{said} of {bound:.2e}"
@@ -300,11 +297,6 @@ def opened(folder: Path) -> Iterator[Pool]:
     """Open an artifact's pool."""
     with open_artifact(folder) as artifact, artifact.open_pool() as pool:
         yield pool
-
-
-def apart(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Return the relative difference of two arrays."""
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
 def expect(true: bool, otherwise: str) -> None:
@@ -433,15 +425,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=NEEDS, help="a proof; may be repeated")
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--killers", type=int, default=6, help="groups that are killed side by side")
-    parser.add_argument("--served-chunks", type=int, default=SERVED_CHUNKS)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument(
         "--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="builds side by side"
     )
     parser.add_argument("--full", action="store_true", help="one and several: the size of the 1.3B model")
-    parser.add_argument("--keep", action="store_true", help="take artifacts that are there already")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "seko-rank-proof")
     parser.add_argument("--build", help=argparse.SUPPRESS)
     options = parser.parse_args()
