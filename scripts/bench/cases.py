@@ -253,11 +253,7 @@ CASES: Mapping[str, Case] = {
     ),
     "quality_fused": _quality(
         "fused_step_error, fused_psnr_loss, fused_following", "fp8_attention", {"prompts": 2, "chunks": 2},
-        prompts=72, chunks=7, planted=False,
-    ),
-    "quality_planted": _quality(
-        "fused_step_error with outlier channels", "fp8_attention", {"prompts": 2}, prompts=4, chunks=0,
-        planted=True,
+        prompts=72, chunks=7,
     ),
     "quality_reuse": _quality(
         "context_latent_error, context_following", "context_reuse", {"prompts": 1, "chunks": 5}, chunks=20

@@ -1,7 +1,6 @@
 """The cost of fused layers over an FP4 cache, compared with plain layers: errors against an exact cache, PSNR, prompts.
 
-The bar is what the fused path may lose beside the plain one: 0.5 dB. With ``planted`` weights of the sample's sizes are
-drawn, with outlier channels in keys and values; no picture is made of those.
+The bar is what the fused path may lose beside the plain one: 0.5 dB.
 """
 
 from __future__ import annotations
@@ -19,16 +18,13 @@ from scripts.kv_quality.measures import psnr, relative_error
 from scripts.kv_quality.sample import Sample, decoded, draw_prompts, open_sample
 from scripts.kv_quality.streams import Scales, run_stream, weights_with
 from scripts.train_sample.judge import verdicts_of
-from seko_export.checkpoints.random import random_weight
 from seko_export.config.video import VideoBuild
-from seko_export.families.wan_layout.keys import spread
 from seko_export.media.wan_vae.modules import VaeDecode
 from seko_export.video.calibration import layer_constants
 
 BAR_DB = 0.5
 ERROR_UNIT = "relative, against exact, mean of prompts"
 EXACT, PLAIN, FUSED = "exact", "fp4, plain layers", "fp4, 8-bit attention"
-OUTLIERS = (8, 32)  # how many times as large, and every how many channels
 
 
 @torch.no_grad()
@@ -37,21 +33,15 @@ def run(options: argparse.Namespace) -> None:
 
     Streams of ``prompts`` (2 or more: a mean of one has no error) are ``chunks`` long.
     """
-    sample = open_sample(options.sample)
-    ways = measure(planted(sample) if options.planted else sample, options)
-    model, after = (
-        "random, outlier channels" if options.planted else "sample",
-        f"after {options.chunks} chunks",
-    )
+    ways, after = measure(open_sample(options.sample), options), f"after {options.chunks} chunks"
 
     def row(figure: str, of: str, value: float, unit: str, bar: float | None = None, **more: float) -> None:
-        append_row(options.rows, figure, f"{model}, {of}", value, unit, bar, prompts=options.prompts, **more)
+        append_row(options.rows, figure, f"sample, {of}", value, unit, bar, prompts=options.prompts, **more)
 
     for way, measured in ways.items():
         if "step" in measured:
             row("fused_step_error", way, measured["step"], ERROR_UNIT)
-        if "followed" in measured:
-            row("fused_following", f"{way}, {after}", measured["followed"], "% of prompts followed")
+        row("fused_following", f"{way}, {after}", measured["followed"], "% of prompts followed")
         if "lost_db_error" in measured:
             lost = ways[PLAIN]["psnr_db"] - measured["psnr_db"]
             row("fused_psnr_loss", f"{way}, {after}", lost, "dB beside plain layers over FP4", BAR_DB,
@@ -59,22 +49,11 @@ def run(options: argparse.Namespace) -> None:
                 psnr_db=measured["psnr_db"], psnr_db_plain=ways[PLAIN]["psnr_db"])  # fmt: skip
 
 
-def planted(sample: Sample) -> Sample:
-    """Return a model of the sample's sizes with random weights, some channels of keys and values far too large."""
-    weights = {
-        name: random_weight(name, tuple(tensor.shape), seed=0, dtype=torch.float32, spread=spread)
-        for name, tensor in sample.checkpoint.items()
-    }
-    factor, every = OUTLIERS
-    for name, tensor in weights.items():
-        if name.endswith(("self_attn.norm_k.weight", "self_attn.v.weight")):
-            tensor[::every] *= factor
-    return replace(sample, checkpoint=weights)
-
-
 def measure(sample: Sample, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Return for each way the relative error of a step, a mean over prompts, and unless weights are planted what is
-    `shown`. A step is one denoise pass of a second chunk, over a cache that holds the first."""
+    """Return for each way the relative error of a step, a mean over prompts, and what is `shown`.
+
+    A step is one denoise pass of a second chunk, over a cache that holds the first.
+    """
     prompts = draw_prompts(options.prompts)
     text = sample.embed(prompts)
     exact = sample.build(options.prompts, options.device)
@@ -84,10 +63,8 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, dict[str, 
         FUSED: fp4.changed(fused=True, attention="fp8"),
         f"{FUSED} and fp8 matmuls": fp4.changed(fused=True, attention="fp8", fp8=True),
     }
-    constants = {
-        name: constants_of(sample, config, built_scales(fp4.kv, sample, options.device))
-        for name, config in ways.items()
-    }
+    scales = built_scales(fp4.kv, sample, options.device)
+    constants = {name: constants_of(sample, config, scales) for name, config in ways.items()}
     frames, seeds = sample.stream.chunk_frames, list(range(options.prompts))
     once = replace(sample.schedule, timesteps=sample.schedule.timesteps[:1])
 
@@ -99,14 +76,13 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, dict[str, 
         name: {"step": float(relative_error(step(config, constants[name]), true_step).mean())}
         for name, config in ways.items()
     }
-    if not options.planted:
-        streams = {EXACT: run_stream(sample, exact, text, seeds, options.chunks)} | {
-            name: run_stream(sample, config, text, seeds, options.chunks, constants[name])
-            for name, config in ways.items()
-        }
-        decode = sample.decoder(options.chunks * frames, options.device)
-        for name, seen in shown(decode, streams, prompts).items():
-            figures.setdefault(name, {}).update(seen)
+    streams = {EXACT: run_stream(sample, exact, text, seeds, options.chunks)} | {
+        name: run_stream(sample, config, text, seeds, options.chunks, constants[name])
+        for name, config in ways.items()
+    }
+    decode = sample.decoder(options.chunks * frames, options.device)
+    for name, seen in shown(decode, streams, prompts).items():
+        figures.setdefault(name, {}).update(seen)
     return figures
 
 

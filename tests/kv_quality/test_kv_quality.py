@@ -136,7 +136,7 @@ def test_what_fp8_attention_costs(folder, tmp_path):
 
 @pytest.mark.parametrize(
     ("case", "count"),
-    [("quality_planted", 3), ("quality_reuse", 8), ("quality_past", 11), ("quality_sink", 4)],
+    [("quality_reuse", 8), ("quality_past", 11), ("quality_sink", 4)],
 )
 def test_the_other_studies_write_their_rows(case, count, folder, tmp_path):
     module = importlib.import_module(CASES[case].module)
@@ -152,17 +152,6 @@ def test_prompts_count_as_followed_by_the_end_of_the_video():
     assert fp8_attention.followed(shown, prompts) == 100
     assert fp8_attention.followed(torch.cat((torch.zeros_like(shown), shown), dim=2), prompts) == 100
     assert fp8_attention.followed(shown[[0, 1, 3, 2]], prompts) == 50
-
-
-def test_outlier_channels_are_where_they_are_planted(folder):
-    sample = open_sample(folder)
-    weights = fp8_attention.planted(sample).checkpoint
-    assert weights.keys() == sample.checkpoint.keys()
-    keys = weights["blocks.1.self_attn.norm_k.weight"]
-    assert keys[::32].abs().mean() > 4 * keys.abs().median()
-    values = weights["blocks.1.self_attn.v.weight"].norm(dim=1)
-    assert values[::32].min() > 4 * values.median()
-    assert not torch.equal(weights["head.head.weight"], sample.checkpoint["head.head.weight"])
 
 
 def test_a_chunk_that_sees_itself_exactly_is_exact_until_it_reads_the_cache(sample):
