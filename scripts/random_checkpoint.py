@@ -352,7 +352,11 @@ def _write(path: Path, weights: _RandomWeights) -> None:
     if form.container == "sharded":
         _write_sharded(home, weights)
     else:
-        _WRITERS[form.container](home / f"{STEM}.{form.container}" if is_folder else path, weights)
+        file = home / f"{STEM}.{form.container}" if is_folder else path
+        if form.container == "pt":
+            _write_pt(file, weights)
+        else:
+            _write_safetensors(file, weights.keyed(weights.shapes))
     if is_folder and form.config is not None:
         _write_json(home / CONFIG_FILE, form.config(weights.config))
 
@@ -362,10 +366,6 @@ def _write_pt(path: Path, weights: _RandomWeights) -> None:
     # torch.save names the archive after a path; a file keeps the bytes equal
     with path.open("wb") as file, told_by_the_system():
         torch.save(dict.fromkeys(weights.form.parts, state) or state, file)
-
-
-def _write_whole(path: Path, weights: _RandomWeights) -> None:
-    _write_safetensors(path, weights.keyed(weights.shapes))
 
 
 def _write_sharded(folder: Path, weights: _RandomWeights) -> None:
@@ -396,9 +396,3 @@ def _write_safetensors(path: Path, content: Mapping[str, _Stored]) -> None:
 def _write_json(path: Path, content: object) -> None:
     with path.open("wb") as file:
         file.write(json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
-
-
-_WRITERS: dict[str, Callable[[Path, _RandomWeights], None]] = {
-    "pt": _write_pt,
-    "safetensors": _write_whole,
-}
