@@ -19,7 +19,7 @@ from scripts.train_sample.captions import held_out_prompts
 from scripts.train_sample.causal_training import CausalDit
 from scripts.train_sample.judge import CLIP_LATENTS, save_sheet, summary, verdicts_of
 from scripts.train_sample.progress import Options
-from scripts.train_sample.rollout import Conditions, LatentStream, roll_out, warped
+from scripts.train_sample.rollout import roll_out, warped
 from scripts.train_sample.shipped import CHECKPOINT, PASSES, REPORT, SHIFT, load_student
 from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_vae import FrozenVae
@@ -27,6 +27,7 @@ from scripts.train_sample.train_vae import FrozenVae
 SINGLE_SEED, PAIR_SEED = 123_000, 456_000
 WARMUP_LATENTS = 6  # decoded and dropped before a clip that does not begin a stream
 LEAST_SWITCHED, LARGEST_FALL = 0.8, 0.02  # of weights that are shipped
+SIGMAS = warped(PASSES, SHIFT)
 SHEET = "switches.png"
 SHOWN = [("a red disc bouncing on a dark background", "a blue ring on a dark background")]
 # The clip begins two chunks behind the switch: 1.5 s of video.
@@ -77,55 +78,11 @@ def _prompts(count: int, seed: int) -> list[str]:
     return held_out_prompts(count, seed, phrasing=seed)
 
 
-def switched_stream(
-    dit: CausalDit, before: Tensor, after: Tensor, switch: int, chunks: int, generator: torch.Generator, *,
-    recache: bool, sigmas: tuple[float, ...] = warped(PASSES, SHIFT),
-) -> Tensor:  # fmt: skip
-    """Generate chunks whose prompt changes, as a session does; with ``recache`` the kept chunks are computed anew.
-
-    Parameters
-    ----------
-    dit : CausalDit
-        The model.
-    before, after : Tensor
-        [B, text tokens, text_dim], the prompts of the chunks below ``switch`` and from there on.
-    switch, chunks : int
-        First chunk of the second prompt; chunks in all.
-    generator : torch.Generator
-        Of the noise.
-    recache : bool
-        Whether the cache is rebuilt for the new prompt.
-    sigmas : tuple of float
-        Noise levels of the passes.
-
-    Returns
-    -------
-    Tensor
-        [B, 16, chunks*F, h, w] latents.
-    """
-    stream, size = LatentStream(dit, sigmas, generator, before), dit.stream.chunk_frames
-    made = []
-    for chunk in range(chunks):
-        if chunk == switch:
-            stream.set_text(after, recache=recache)
-        frames = torch.arange(chunk * size, (chunk + 1) * size, device=before.device)
-        made.append(stream.make(Conditions(frames.expand(len(before), -1)))[-1])
-    return torch.cat(made, 2)
-
-
 def judged(model: Candidate, size: Size) -> dict[str, Any]:
     """Return `judge.summary` of single prompts at ``start`` and ``end`` of a stream; of the new prompt in a clip that
     begins two chunks behind a switch, with a cache ``rebuilt`` for it and ``plain``; and of the ``first_prompts``."""
-    dit = model.dit
     single = _prompts(size.prompts, SINGLE_SEED)
-    frames = torch.arange(size.chunks * dit.stream.chunk_frames, device=model.device)
-    latents = roll_out(
-        dit,
-        model.texts(single),
-        frames.expand(size.prompts, -1),
-        warped(PASSES, SHIFT),
-        model.generator(1),
-    )
+    latents = roll_out(model.dit, model.texts(single), size.chunks, SIGMAS, model.generator(1))
     report = {
         "start": model.followed(latents[:, :, :CLIP_LATENTS], single),
         "end": model.followed(latents[:, :, -CLIP_LATENTS - WARMUP_LATENTS :], single, WARMUP_LATENTS),
@@ -133,8 +90,9 @@ def judged(model: Candidate, size: Size) -> dict[str, Any]:
     old, new = _prompts(size.pairs, PAIR_SEED), _prompts(size.pairs, PAIR_SEED + 1)
     before, after = model.texts(old), model.texts(new)
     for name in ("rebuilt", "plain"):
-        latents = switched_stream(
-            dit, before, after, size.switch, size.switch + CLIP_CHUNKS, model.generator(2), recache=name == "rebuilt"
+        latents = roll_out(
+            model.dit, before, size.switch + CLIP_CHUNKS, SIGMAS, model.generator(2),
+            switch=size.switch, after=after, recache=name == "rebuilt",
         )  # fmt: skip
         report[name] = model.followed(latents[:, :, -CLIP_LATENTS - WARMUP_LATENTS :], new, WARMUP_LATENTS)
     report["first_prompts"] = model.followed(latents[:, :, :CLIP_LATENTS], old)
@@ -144,7 +102,9 @@ def judged(model: Candidate, size: Size) -> dict[str, Any]:
 def draw_switch_sheet(path: Path, model: Candidate, pairs: Sequence[tuple[str, str]], switch: int) -> None:
     """Draw one stream a pair, a picture each fourth video frame from 0.75 s before the switch on; with ``recache``."""
     before, after = model.texts([a for a, _ in pairs]), model.texts([b for _, b in pairs])
-    latents = switched_stream(model.dit, before, after, switch, switch + 4, model.generator(3), recache=True)
+    latents = roll_out(
+        model.dit, before, switch + 4, SIGMAS, model.generator(3), switch=switch, after=after, recache=True
+    )
     video = model.vae.decode(latents[:, :, 3 * (switch - 1) :])
     save_sheet(path, [clip[:, ::4] for clip in video])
 

@@ -124,12 +124,27 @@ class LatentStream:
 
 
 def roll_out(
-    dit: CausalDit, text: Tensor, frames: Tensor, sigmas: tuple[float, ...], generator: torch.Generator
-) -> Tensor:
-    """Return a stream's latents [B, C, frames, h, w] of one prompt a row; frames [B, whole chunks] int64."""
-    stream = LatentStream(dit, sigmas, generator, text)
-    chunks = frames.split(dit.stream.chunk_frames, dim=1)
-    return torch.cat([stream.make(Conditions(chunk))[-1] for chunk in chunks], dim=2)
+    dit: CausalDit, text: Tensor, chunks: int, sigmas: tuple[float, ...], generator: torch.Generator, *,
+    switch: int | None = None, after: Tensor | None = None, recache: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return the latents [B, C, chunks*F, h, w] of streams from their beginning, as a session makes them.
+
+    Parameters
+    ----------
+    dit, text, sigmas, generator
+        As `LatentStream` takes them.
+    chunks : int
+        How many.
+    switch, after, recache
+        First chunk of a second prompt [B, text tokens, text_dim], and whether the cache is rebuilt for it.
+    """
+    stream, size, made = LatentStream(dit, sigmas, generator, text), dit.stream.chunk_frames, []
+    for chunk in range(chunks):
+        if chunk == switch and after is not None:
+            stream.set_text(after, recache=recache)
+        frames = torch.arange(chunk * size, (chunk + 1) * size, device=text.device)
+        made.append(stream.make(Conditions(frames.expand(len(text), -1)))[-1])
+    return torch.cat(made, dim=2)
 
 
 def warped(count: int, shift: float) -> tuple[float, ...]:

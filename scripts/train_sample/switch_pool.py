@@ -97,10 +97,9 @@ class SwitchPool:
         """Make the next few streams, in place of those that were made longest ago."""
         seed = self.seed * 1_000_003 + self.written
         text = self.texts(draw_captions(self.batch, seed, self.orbits))
-        frames = torch.arange(CHUNKS * self.stream.chunk_frames, device=self.device).expand(self.batch, -1)
         generator = torch.Generator(self.device).manual_seed(seed)
         student = self.students[self.written // self.batch % len(self.students)]
-        latents = roll_out(student, text, frames, self.sigmas, generator)
+        latents = roll_out(student, text, CHUNKS, self.sigmas, generator)
         at = (torch.arange(self.batch, device=self.device) + self.written) % self.size
         self.latents[at], self.text[at] = latents.to(self.latents.dtype), text.to(self.text.dtype)
         self.written += self.batch

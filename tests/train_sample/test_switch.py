@@ -13,7 +13,7 @@ from scripts.kv_quality.sample import open_sample
 from scripts.train_sample.captions import caption, describe, held_out, parse
 from scripts.train_sample.causal_training import CausalDit, init_weights
 from scripts.train_sample.judge import ATTRIBUTES
-from scripts.train_sample.judge_switch import require_good, switched_stream
+from scripts.train_sample.judge_switch import require_good
 from scripts.train_sample.latent_pool import CHUNKS
 from scripts.train_sample.rollout import roll_out, warped
 from scripts.train_sample.shapes import draw_scenes
@@ -185,10 +185,10 @@ def test_a_scenes_first_chunk_counts_more(dit):
 @pytest.mark.parametrize("recache", [True, False])
 def test_a_switch_to_the_same_prompt_changes_nothing(dit, recache):
     """While every chunk since the first is kept, a rebuilt cache is the cache that there was."""
-    text, frames = drawn(2, 4, 8), torch.arange(4 * SIZE).expand(2, -1)
-    plain = roll_out(dit, text, frames, SIGMAS, torch.Generator().manual_seed(5))
-    switched = switched_stream(
-        dit, text, text, 3, 4, torch.Generator().manual_seed(5), recache=recache, sigmas=SIGMAS
+    text = drawn(2, 4, 8)
+    plain, switched = (
+        roll_out(dit, text, 4, SIGMAS, torch.Generator().manual_seed(5), **more)
+        for more in ({}, {"switch": 3, "after": text, "recache": recache})
     )
     assert relative_error(switched, plain) <= BAR
 
@@ -211,7 +211,9 @@ def test_the_runtimes_session_switches_as_the_judged_stream_does():
     teacher = load_student(SAMPLE_FOLDER, "cpu", layers=1).requires_grad_(False)
     before, after = drawn(2, 48, 128), drawn(2, 48, 128, seed=1)
     stream = session_stream(teacher, before, after)
-    other = switched_stream(teacher, before, after, 1, 3, torch.Generator().manual_seed(5), recache=True)
+    other = roll_out(
+        teacher, before, 3, warped(4, 5.0), torch.Generator().manual_seed(5), switch=1, after=after, recache=True
+    )  # fmt: skip
     assert stream.shape == other.shape
     assert relative_error(stream.std((0, 3, 4)), other.std((0, 3, 4))) <= 0.2
 
