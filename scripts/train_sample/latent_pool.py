@@ -116,16 +116,15 @@ class LatentPool:
         rng = random.Random(seed)
         contiguous = step % 2 == 0
         # Contiguous samples fill the first half of the slots, the others the second.
-        turn = (step // 2) * self.batch
-        slots = [
-            (turn + i) % half if contiguous else half + (turn + i) % (self.size - half)
-            for i in range(self.batch)
-        ]
+        turn, begin = (step // 2) * self.batch, 0 if contiguous else half
+        slots = [begin + (turn + i) % half for i in range(self.batch)]
         far = [
             1 if contiguous else max(WARMUP_CHUNKS, round(math.exp(rng.uniform(0, math.log(FARTHEST)))))
             for _ in slots
         ]
-        latents = self._contiguous(scenes) if contiguous else self._far(scenes, far)
+        latents = (
+            self._clip(scenes, 0, CHUNKS * self.stream.chunk_frames) if contiguous else self._far(scenes, far)
+        )
         starts = torch.tensor(far, device=self.device) * self.stream.chunk_frames
         texts = [caption(d, rng) for d in describe(scenes) for _ in range(PHRASINGS)]
         ids = token_ids(self.tokenizer, texts, self.text_tokens).unflatten(0, (-1, PHRASINGS))
@@ -147,20 +146,15 @@ class LatentPool:
         first = torch.arange(chunk, device=self.device).expand(count, -1)
         return Batch(self.latents[at].float(), torch.cat((first, later), dim=1), self.ids[at, phrasing])
 
-    def _contiguous(self, scenes: Scenes) -> Tensor:
-        return self._clip(
-            scenes, torch.zeros(len(scenes), 1, device=self.device), CHUNKS * self.stream.chunk_frames
-        )
-
     def _far(self, scenes: Scenes, chunks: list[int]) -> Tensor:
         size = self.stream.chunk_frames
-        first = self._clip(scenes, torch.zeros(len(scenes), 1, device=self.device), size)
+        first = self._clip(scenes, 0, size)
         # Latent frame j > 0 holds video frames 4j-3 .. 4j: a clip begun at video frame 4*f lines up with f, f+1, ...
         start = torch.tensor([[4 * size * (c - WARMUP_CHUNKS)] for c in chunks], device=self.device)
         later = self._clip(scenes, start, (CHUNKS - 1 + WARMUP_CHUNKS) * size)[:, :, WARMUP_CHUNKS * size :]
         return torch.cat((first, later), dim=2)
 
-    def _clip(self, scenes: Scenes, start: Tensor, frames: int) -> Tensor:
+    def _clip(self, scenes: Scenes, start: Tensor | int, frames: int) -> Tensor:
         return self.encode(render(scenes, start + torch.arange(4 * frames - 3, device=self.device)))
 
 
