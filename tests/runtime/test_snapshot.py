@@ -11,6 +11,7 @@ import socket
 import stat
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from seko_runtime.sessions.row_state import RowLayout, RowState
 from seko_runtime.sessions.snapshot import Snapshot, read_snapshot
 from seko_runtime.video.clocks import RowClock
 from seko_runtime.video.row_numbers import STATE_FORM, RowNumbers
+from tests.support.together import together
 
 DIGEST = "d" * 64
 DIGESTS = (DIGEST, "c" * 64)
@@ -154,21 +156,8 @@ def test_two_threads_save_to_one_path(tmp_path: Path, monkeypatch: pytest.Monkey
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    faults: list[BaseException] = []
     goal = tmp_path / "goal"
-
-    def save(fill: int) -> None:
-        try:
-            Snapshot(state(fill), DIGESTS).save(goal)
-        except BaseException as fault:
-            faults.append(fault)
-
-    threads = [threading.Thread(target=save, args=(fill,)) for fill in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == []
+    together([partial(Snapshot(state(fill), DIGESTS).save, goal) for fill in (1, 2)])
     saved = read_snapshot(goal, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
     assert same(saved, 1) or same(saved, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["goal"]

@@ -29,6 +29,7 @@ from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.decoding import FRAME_BLOCKS
 from seko_runtime.video.pool import Pool
 from tests.support.rows import rows_of
+from tests.support.together import together
 
 from . import toy_pool, toy_whole
 from .pool_stories import FILL_CHUNKS, PROMPTS, Story, closing, take
@@ -53,7 +54,8 @@ def test_a_chunk_is_its_sessions_until_that_ones_next_chunk() -> None:
         for _ in range(2 * FILL_CHUNKS):
             chunk = pool.run([c, a])[1]
             mine, view = take(chunk), chunk.latents.clone()
-            b.run_chunk()
+            for _ in range(FRAME_BLOCKS + 1):  # the host keeps frames of each row's last chunks
+                b.run_chunk()
             pool.run([b, c])
             b.set_prompt(PROMPTS[0], recache=True)
             b.restart()
@@ -400,18 +402,6 @@ def test_cuda_in_a_process_forked_from_one_that_uses_it_is_refused_by_name(
     target = Target("cuda", "sm_90", torch.__version__, "13.0")
     with pytest.raises(ForkedProcessError, match="forked from one that uses CUDA"):
         check_torch(target, "cuda")
-
-
-def together(calls: list[Callable[[], Any]]) -> list[Any]:
-    """Results of calls, each in a thread of its own, begun at once."""
-    start = threading.Barrier(len(calls))
-
-    def run(call: Callable[[], Any]) -> Any:
-        start.wait(30)
-        return call()
-
-    with ThreadPoolExecutor(len(calls)) as threads:
-        return [future.result(300) for future in [threads.submit(run, call) for call in calls]]
 
 
 def in_child(calls: list[Callable[[], Any]]) -> list[str]:

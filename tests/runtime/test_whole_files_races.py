@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tests.runtime.whole_files_cases import (
     no_exchange,
     no_locks,
 )
+from tests.support.together import together
 
 
 def test_the_old_artifact_comes_back_if_the_new_one_cannot_take_its_name(tmp_path, monkeypatch):
@@ -137,26 +139,17 @@ def test_many_that_make_one_goal_at_once_are_in_nobodys_way(tmp_path, monkeypatc
     """Threads here; a lock is of the open file, so that they are to one another what processes are."""
     if not exchanged:
         no_exchange(monkeypatch)
-    goal, others, faults = tmp_path / "goal", threading.Barrier(4, timeout=20), []
+    goal = tmp_path / "goal"
 
     def make(content: str) -> None:
-        try:
-            others.wait()
-            for _ in range(10):
-                if kind == "folder":
-                    build(goal, content, replace=True)
-                else:
-                    with whole_file(goal, replace=True) as file:
-                        file.write(content.encode())
-        except BaseException as fault:
-            faults.append(fault)
+        for _ in range(10):
+            if kind == "folder":
+                build(goal, content, replace=True)
+            else:
+                with whole_file(goal, replace=True) as file:
+                    file.write(content.encode())
 
-    threads = [threading.Thread(target=make, args=[letter * 9]) for letter in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == []
+    together([partial(make, letter * 9) for letter in "abcd"])
     text = (goal / "manifest.json" if kind == "folder" else goal).read_text()
     assert text in {letter * 9 for letter in "abcd"}
     assert names(tmp_path) == ["goal"]
@@ -191,22 +184,16 @@ def test_an_artifact_that_came_behind_the_check_stays(tmp_path, monkeypatch):
 
 
 def test_of_many_that_may_not_replace_one_has_its_way(tmp_path):
-    goal, others, ends = tmp_path / "goal", threading.Barrier(4, timeout=20), []
+    goal, others = tmp_path / "goal", threading.Barrier(4, timeout=20)
 
-    def make(content: str) -> None:
+    def make(content: str) -> str:
         try:
             build(goal, content, meanwhile=others.wait)
-            ends.append(content)
-        except UsageError as refused:
-            ends.append(type(refused))
+        except UsageError:
+            return ""
+        return content
 
-    threads = [threading.Thread(target=make, args=[letter]) for letter in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (won,) = [end for end in ends if end is not UsageError]
-    assert len(ends) == 4
+    (won,) = filter(None, together([partial(make, letter) for letter in "abcd"]))
     assert (goal / "manifest.json").read_text() == won
     assert names(tmp_path) == ["goal"]
 
