@@ -85,6 +85,7 @@ def test_rows_of_different_length_are_read_apart() -> None:
         session.restart_row(1)
         chunk = session.run_chunk()
         assert [len(row) for row in chunk.video_rows()] == [CHUNK_VIDEO, FIRST_FRAMES]
+        assert chunk.frames[:, 0].tolist() == [toy.CHUNK, 0]
 
 
 def test_frames_are_held_for_a_few_chunks_and_then_stale() -> None:

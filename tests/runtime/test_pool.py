@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import warnings
 import weakref
 from pathlib import Path
@@ -52,6 +51,18 @@ ACTIONS = st.one_of(
 @settings(max_examples=60)
 @given(st.lists(ACTIONS, min_size=12, max_size=40))
 @example([("run", [0], FILL_CHUNKS), ("run", [0, 1], FILL_CHUNKS), ("run", [1, 0], 1)])
+@example(  # a prefill beside running streams, calls without them, then all together: nobody is taken for ended
+    [
+        ("run", [0, 1], 2),
+        ("open", 2, PROMPTS[2]),
+        ("run", [2], 2),
+        ("run", [1], 1),
+        ("run", [2], 1),
+        ("run", [0, 1, 2], 1),
+        ("run", [2, 0], 1),
+        ("run", [1, 2, 0], 1),
+    ]
+)
 def test_a_sessions_bytes_are_those_of_a_stream_alone(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[Any, ...]]
 ) -> None:
@@ -98,23 +109,6 @@ def test_a_sessions_bytes_are_those_of_a_stream_alone(
             session.close()
     for story in (*ended, *(story for _, story in stories)):
         assert story.gave == story.alone()
-
-
-def test_sessions_that_a_call_goes_without_keep_their_state() -> None:
-    """A prefill beside running streams, calls without them, then all together: nobody is taken for ended."""
-    with closing(open_pool()) as pool:
-        a, b = (pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2))
-        stories = {a: Story(0, PROMPTS[0]), b: Story(1, PROMPTS[1])}
-        schedule = [[a, b], [a, b]]
-        c = pool.open_session(seed=2, prompt=PROMPTS[2])
-        stories[c] = Story(2, PROMPTS[2])
-        schedule += [[c], [c], [b], [c], [a, b, c], [c, a], [b, c, a]]
-        for sessions in schedule:
-            for session, chunk in zip(sessions, pool.run(sessions), strict=True):
-                stories[session].asked.append(("run",))
-                stories[session].gave.append(take(chunk))
-        for story in stories.values():
-            assert story.gave == story.alone()
 
 
 def test_nothing_of_an_owner_is_left_for_the_next() -> None:
@@ -356,41 +350,6 @@ def test_a_pool_is_closed_also_where_warnings_are_errors() -> None:
             pool.close()
     assert session.closed
     assert rows_of(pool).closed
-
-
-def test_sessions_of_many_threads() -> None:
-    with closing(open_pool()) as pool:
-        stories = [Story(i, PROMPTS[i % 3]) for i in range(SESSIONS)]
-        faults: list[BaseException] = []
-
-        def live(story: Story) -> None:
-            try:
-                with pool.open_session(seed=story.seed, prompt=story.prompt) as session:
-                    for _ in range(8):
-                        story.gave.append(take(session.run_chunk()))
-                        story.asked.append(("run",))
-            except BaseException as fault:
-                faults.append(fault)
-
-        threads = [threading.Thread(target=live, args=(story,)) for story in stories]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not faults
-        for story in stories:
-            assert story.gave == story.alone()
-
-
-def test_frames_of_a_session_stay_while_others_run() -> None:
-    """The host keeps a row's last chunks, however many calls the others make meanwhile."""
-    with closing(open_pool()) as pool:
-        a, b = (pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2))
-        mine = a.run_chunk()
-        pixels = mine.video().tobytes()
-        for _ in range(12):
-            b.run_chunk()
-        assert mine.video().tobytes() == pixels
 
 
 def test_a_stream_of_a_pooled_session_and_its_latents() -> None:

@@ -16,9 +16,7 @@ from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import (
     ArtifactError,
     DeviceFaultError,
-    EngineRunError,
     SessionClosedError,
-    StaleChunkError,
     UsageError,
 )
 from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
@@ -112,82 +110,6 @@ def test_the_full_programs_run_once_every_row_has_filled_its_cache() -> None:
         session.restart_row(1)
         session.run_chunk()  # row 1 has two frames: back to the programs that mask
         assert len(runs) == per_chunk
-
-
-@pytest.mark.parametrize("failing_call", [0, 1, 3, 5])
-@pytest.mark.parametrize("failing_chunk", [0, 1, 4])
-def test_a_failed_chunk_leaves_the_session_and_the_next_try_gives_the_same_bytes(
-    failing_call: int, failing_chunk: int
-) -> None:
-    with open_toy() as whole:
-        expected = chunks_of(whole, 6)
-    calls_left = [-1]
-    real = toy.Step()
-
-    def step(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        out = real(*inputs)
-        if calls_left[0] == 0:
-            calls_left[0] = -1
-            inputs[6].add_(0)
-            raise RuntimeError("planted")
-        calls_left[0] -= 1
-        return [out]
-
-    with open_toy(step=step) as session:
-        got = chunks_of(session, failing_chunk)
-        calls_left[0] = failing_call
-        with pytest.raises(EngineRunError, match="planted"):
-            session.run_chunk()
-        assert session.stats.chunks == failing_chunk
-        assert got + chunks_of(session, 6 - failing_chunk) == expected
-
-
-def test_the_latents_of_a_failed_or_older_chunk_cannot_be_read() -> None:
-    fail = [False]
-
-    def begin(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        if fail[0]:
-            raise RuntimeError("planted")
-        return [toy.Begin()(*inputs)]
-
-    with open_toy(begin=begin) as session:
-        first = session.run_chunk()
-        second = session.run_chunk()
-        with pytest.raises(StaleChunkError, match="chunk 0"):
-            first.to_host()
-        second.to_host()
-        fail[0] = True
-        with pytest.raises(EngineRunError, match="planted"):
-            session.run_chunk()
-        with pytest.raises(StaleChunkError, match="chunk 1"):
-            second.to_host()
-
-
-def test_rows_at_different_chunks_agree_each_with_its_own_run() -> None:
-    seeds, text = [3, 4], toy.toy_text(2)
-    alone = []
-    for row in range(2):
-        with stacked_session(
-            toy.toy_manifest(1),
-            toy.eager_engines(),
-            toy.toy_weights(),
-            CpuMemory(),
-            seeds=[seeds[row]],
-            text=text[row : row + 1],
-        ) as session:
-            alone.append([session.run_chunk().to_host()[0] for _ in range(9)])
-    with stacked_session(
-        toy.toy_manifest(2), toy.eager_engines(), toy.toy_weights(), CpuMemory(), seeds=[3, 9], text=text
-    ) as session:
-        for chunk in range(9):
-            if chunk == 4:
-                session.restart_row(1, seed=4)
-            got = session.run_chunk()
-            latents = got.to_host()
-            np.testing.assert_allclose(latents[0], alone[0][chunk], rtol=0, atol=1e-6)
-            if chunk >= 4:
-                assert got.frames[1, 0] == (chunk - 4) * toy.CHUNK
-                np.testing.assert_allclose(latents[1], alone[1][chunk - 4], rtol=0, atol=1e-6)
 
 
 def test_a_restarted_row_finds_its_cache_clean_and_the_other_rows_untouched() -> None:
@@ -309,17 +231,3 @@ def test_an_artifact_closes_everything_although_one_part_fails() -> None:
         artifact.close()
     artifact.close()
     assert closed == ["first", "second", "engines"]
-
-
-def test_a_session_lives_on_while_others_come_and_go() -> None:
-    """The schedule that broke a system before: a new request opens beside one that is being decoded."""
-    with open_toy(seeds=[1]) as alone:
-        expected = chunks_of(alone, 6)
-    with open_toy(seeds=[1]) as session:
-        got = chunks_of(session, 2)
-        with open_toy(seeds=[2]) as other:
-            other.run_chunk()
-            got += chunks_of(session, 1)
-            other.run_chunk()
-        got += chunks_of(session, 3)
-    assert got == expected
