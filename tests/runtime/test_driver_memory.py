@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,15 +48,13 @@ def mapped(name: str, tensor: torch.Tensor) -> MappedTensor:
     )
 
 
-def open_driver(memory: Memory) -> Session:
-    """The whole toy with two rows on a driver's memory; on any other as `open_on` does."""
+def open_driver(memory: Memory, run: Callable[[Any, Any], Any] = over_addresses) -> Session:
+    """The whole toy with two rows on a driver's memory, whose engines are run so; on any other as `open_on` does."""
     if not isinstance(memory, DriverMemory):
         return open_on(memory)
     manifest = toy_whole.whole_manifest(2)
     specs = {engine.name: engine for engine in manifest.engines}
-    engines = {
-        name: over_addresses(engine, specs[name]) for name, engine in toy_whole.eager_engines().items()
-    }
+    engines = {name: run(engine, specs[name]) for name, engine in toy_whole.eager_engines().items()}
     uploading = DriverMemory(memory.driver)
     weights = uploaded(
         uploading, {name: mapped(name, weight) for name, weight in toy_whole.whole_weights(2).items()}
@@ -312,28 +312,7 @@ def test_a_stream_of_two_kernels_is_captured_and_replayed_by_the_driver() -> Non
 @pytest.mark.gpu
 def test_on_a_gpu_a_session_tells_the_story_of_memory_in_torch() -> None:
     """The whole toy, its modules run by torch on the driver's streams: order of lanes, copies, captures."""
-    driver = CudaDriver(torch.cuda.current_device())
-    manifest = toy_whole.whole_manifest(2)
-    specs = {engine.name: engine for engine in manifest.engines}
-    engines = {name: on_stream(engine, specs[name]) for name, engine in toy_whole.eager_engines().items()}
-
-    def opened(memory: Memory) -> Session:
-        uploading = DriverMemory(driver)
-        weights = uploaded(
-            uploading, {n: mapped(n, weight) for n, weight in toy_whole.whole_weights(2).items()}
-        )
-        uploading.close()
-        return stacked_session(
-            manifest,
-            engines,
-            weights,
-            memory,
-            seeds=[3, 4],
-            prompt=toy_whole.PROMPT,
-            prompt_ids=toy_whole.WordIds(),
-            digest="0" * 64,
-        )
-
+    driver, opened = CudaDriver(torch.cuda.current_device()), partial(open_driver, run=on_stream)
     results = story(DriverMemory(driver), opened)
     again = story(DriverMemory(driver), opened)
     assert results == again  # what is not ordered differs from time to time

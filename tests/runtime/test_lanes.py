@@ -25,6 +25,18 @@ from .order_watch import FakeMemory, RaceError, Watch, World
 from .toy_pool import open_pool
 from .toy_whole import open_whole
 
+CHUNKS = 14
+
+
+def change(session: Any, number: int) -> None:
+    """What happens to a session before its chunk of this number."""
+    if number == 4:
+        session.set_prompt(["a blue ring", "a red disc"])
+    if number == 6:
+        session.restart_row(1)
+    if number == 9:
+        session.set_prompt("a green disc", recache=True)
+
 
 def run(world: World, *, ahead: int, overlap: bool = True) -> list[bytes]:
     memory = FakeMemory(world)
@@ -35,13 +47,8 @@ def run(world: World, *, ahead: int, overlap: bool = True) -> list[bytes]:
         open_whole(2, memory=memory, prompt="a red disc", overlap=overlap) as session,
     ):
         world.host_waits = 0
-        for number in range(14):
-            if number == 4:
-                session.set_prompt(["a blue ring", "a red disc"])
-            if number == 6:
-                session.restart_row(1)
-            if number == 9:
-                session.set_prompt("a green disc", recache=True)
+        for number in range(CHUNKS):
+            change(session, number)
             queued.append(session.run_chunk())
             if len(queued) > ahead:
                 out.append(read(world, queued.pop(0)))
@@ -68,13 +75,8 @@ def read(world: World, chunk: Any) -> bytes:
 def expected() -> list[bytes]:
     with open_whole(2, prompt="a red disc") as session:
         out = []
-        for number in range(14):
-            if number == 4:
-                session.set_prompt(["a blue ring", "a red disc"])
-            if number == 6:
-                session.restart_row(1)
-            if number == 9:
-                session.set_prompt("a green disc", recache=True)
+        for number in range(CHUNKS):
+            change(session, number)
             out.append(b"".join(row.tobytes() for row in session.run_chunk().video_rows()))
     return out
 

@@ -250,15 +250,8 @@ def test_a_film_is_played_at_its_own_rate(tmp_path: Path, rate: int) -> None:
 
 
 def test_a_still_picture_is_a_film_that_stands_still(tmp_path: Path) -> None:
-    av = pytest.importorskip("av")
-    path = tmp_path / "a.png"
-    with av.open(str(path), "w", format="image2") as container:
-        stream = container.add_stream("png", rate=1)
-        stream.height, stream.width, stream.pix_fmt = 32, 48, "rgb24"
-        container.mux(stream.encode(av.VideoFrame.from_ndarray(grey(1)[0], format="rgb24")))
-        container.mux(stream.encode(None))
     video = control()
-    video.take({"clip": Film(path)})
+    video.take({"clip": Film(film(tmp_path / "a.png", grey(1), 1, "png", "rgb24"))})
     assert set(levels(video, 3)) == {16}
     assert video.counts[REPEATED] == FIRST + 2 * LATER - 1
 

@@ -242,12 +242,18 @@ def toy_text(batch: int = 1) -> np.ndarray:
     )
 
 
+def plain(module: torch.nn.Module) -> Callable[[list[Any]], list[Any]]:
+    """A module as an engine is called."""
+
+    def run(inputs: list[Any]) -> list[Any]:
+        out = module(*inputs)
+        return list(out) if isinstance(out, tuple) else [out]
+
+    return run
+
+
 def eager_engines() -> dict[str, Callable[[list[Any]], list[Any]]]:
     """The toy's engines as plain callables."""
-
-    def plain(module: torch.nn.Module) -> Callable[[list[Any]], list[Any]]:
-        return lambda inputs: [module(*inputs)]
-
     return {name: plain(kind()) for name, kind in MODULES.items()}
 
 

@@ -253,11 +253,7 @@ def pool_weights(buckets: tuple[int, ...] = BUCKETS) -> dict[str, torch.Tensor]:
 
 def pool_engines(buckets: tuple[int, ...] = BUCKETS) -> dict[str, Callable[[list[Any]], list[Any]]]:
     """The toy pool's engines as plain callables."""
-
-    def plain(module: torch.nn.Module) -> Callable[[list[Any]], list[Any]]:
-        return lambda inputs: [module(*inputs)]
-
-    engines = toy_whole.eager_engines() | {"prompt": plain(PromptRow())}
+    engines = toy_whole.eager_engines() | {"prompt": toy.plain(PromptRow())}
     kinds: dict[str, Callable[[], torch.nn.Module]] = {
         "begin": BeginRows,
         "step": StepRows,
@@ -265,7 +261,7 @@ def pool_engines(buckets: tuple[int, ...] = BUCKETS) -> dict[str, Callable[[list
         "copy": toy.Copy,
         "store": StoreRows,
     }
-    return engines | {f"{name}.{b}": plain(kind()) for b in buckets for name, kind in kinds.items()}
+    return engines | {f"{name}.{b}": toy.plain(kind()) for b in buckets for name, kind in kinds.items()}
 
 
 def open_pool(

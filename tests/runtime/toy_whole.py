@@ -297,15 +297,7 @@ def tokenizer_json() -> bytes:
 
 def eager_engines() -> dict[str, Callable[[list[Any]], list[Any]]]:
     """The whole toy's engines as plain callables."""
-
-    def plain(module: torch.nn.Module) -> Callable[[list[Any]], list[Any]]:
-        def run(inputs: list[Any]) -> list[Any]:
-            out = module(*inputs)
-            return list(out) if isinstance(out, tuple) else [out]
-
-        return run
-
-    return {name: plain(kind()) for name, kind in MODULES.items()}
+    return {name: toy.plain(kind()) for name, kind in MODULES.items()}
 
 
 def open_whole(
