@@ -109,14 +109,6 @@ def test_verify_and_info_on_the_command_line(built_toy: Path, capsys: pytest.Cap
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["backend"] == "aoti"
 
 
-def test_a_wrong_suffix_is_a_usage_error_and_leaves_nothing(
-    built_toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", str(built_toy), "-o", str(tmp_path / "out.gif")]) == 2
-    assert "expected one of .npy, .y4m, .mp4" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_importing_the_runtime_imports_no_tensor_library() -> None:
     _run_python(
         "import sys, seko_runtime, seko_runtime.opening.artifact, seko_runtime.__main__\n"

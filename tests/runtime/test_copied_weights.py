@@ -75,19 +75,13 @@ def test_truncated_weights_end_a_process_that_maps_them_and_no_other(whole_folde
     assert done.stdout == f"True {-signal.SIGBUS}\n"
 
 
-def test_the_copy_is_what_was_hashed_and_gives_the_same_bytes(whole_folder: Path) -> None:
+def test_a_copy_gives_the_same_bytes(whole_folder: Path) -> None:
     with open_artifact(whole_folder) as artifact, open_stacked(artifact) as session:
         wanted = [session.run_chunk().to_host().tobytes() for _ in range(3)]
         assert mapped_weights(whole_folder) != []
     with open_artifact(whole_folder, copy_weights=True) as artifact, open_stacked(artifact) as session:
         assert mapped_weights(whole_folder) == []
         assert [session.run_chunk().to_host().tobytes() for _ in range(3)] == wanted
-    path = next((whole_folder / "weights").iterdir())
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ArtifactError, match=path.name):
-        open_artifact(whole_folder, copy_weights=True)
 
 
 @pytest.mark.parametrize("command", ["run", "verify"])

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from seko_runtime.errors import EngineRunError, TornStreamError, UsageError
 from seko_runtime.format.manifest import Buffer, InputSpec, TensorSpec
-from seko_runtime.video.prompts import PromptCache, PromptKey
 from seko_runtime.video.text import prompt_key
 from tests.support.rows import rows_of
 
@@ -117,22 +116,6 @@ def test_any_order_of_prompts_gives_the_rows_what_they_asked_for(
                 assert torch.equal(live.buffers["prompt.mean"][row], text_of(prompt).mean(1)[0])
 
 
-def test_the_cache_is_bounded_and_forgets_what_was_not_used_for_longest() -> None:
-    cache = PromptCache(2)
-    a, b, c = (PromptKey("", prompt) for prompt in "abc")
-    for key in (a, b):
-        assert cache.get(key) is None
-        cache.put(key, key)
-    assert cache.get(a) == a
-    cache.put(c, c)
-    assert len(cache) == 2
-    assert cache.get(b) is None
-    assert cache.get(a) == a
-    assert (cache.hits, cache.misses) == (2, 3)
-    with pytest.raises(UsageError, match="at least 0"):
-        PromptCache(-1)
-
-
 def test_another_artifact_is_another_key() -> None:
     keys = {prompt_key(prompt, digest) for prompt in ("a", "b") for digest in ("1" * 64, "2" * 64)}
     assert len(keys) == 4
@@ -212,6 +195,8 @@ def test_what_cannot_be_a_prompt_is_a_usage_error() -> None:
         for wrong in (["a"], 1):
             with pytest.raises(UsageError, match="a prompt is a text"):
                 session.sessions[0].set_prompt(wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="at least 0"):
+        open_whole(prompt_cache=-1)
     with pytest.raises(UsageError, match="both prompt and text"):
         open_whole(prompt="a", text=np.zeros((1, toy.TEXT_TOKENS, toy.TEXT_DIM), np.float32))
     with (

@@ -174,22 +174,6 @@ def test_run_with_a_picture_begins_with_it(run: Run, tmp_path: Path) -> None:
         assert np.array_equal(latents[0], session.run_chunk().to_host())
 
 
-def test_a_png_is_read_as_the_array_it_holds(tmp_path: Path) -> None:
-    av = pytest.importorskip("av")
-    from seko_runtime.media_files.pictures import load_image
-
-    image = np.random.default_rng(1).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
-    with av.open(str(tmp_path / "a.png"), "w", format="image2") as container:
-        stream = container.add_stream("png", rate=1)
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "rgb24"
-        container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
-        container.mux(stream.encode(None))
-    assert np.array_equal(load_image(tmp_path / "a.png"), image)
-    (tmp_path / "b.png").write_bytes(b"no picture")
-    with pytest.raises(errors.UsageError, match="is no picture"):
-        load_image(tmp_path / "b.png")
-
-
 def test_steps_and_shift_change_the_passes(run: Run, tmp_path: Path) -> None:
     same = run(goal="a.npy")
     again = run("--steps", str(toy.PASSES), goal="b.npy")
@@ -213,30 +197,20 @@ def test_a_session_of_other_passes_beside_one_of_the_artifacts_own(whole_folder:
 
 
 @pytest.mark.parametrize(
-    ("code", "options"),
+    "options",
     [
-        (2, ["--prompt", "a", "--text", "x.npy"]),
-        (3, ["--prompts", "missing.json"]),
-        (3, ["--image", "missing.npy"]),
-        (3, ["--text", "missing.npy"]),
-        (2, ["--shift", "-1"]),
-        (2, ["--shift", "nan"]),
-        (2, ["--voice", "a.wav"]),  # of speech
-        (2, ["--text-file", "a.txt"]),
-        (2, ["--patches", "3"]),
+        ["--prompt", "a", "--text", "x.npy"],
+        ["--shift", "nan"],
+        ["--voice", "a.wav"],  # of speech
+        ["--text-file", "a.txt"],
+        ["--patches", "3"],
     ],
 )
-def test_options_that_cannot_be_meant_and_files_that_cannot_be_read_leave_nothing(
-    whole_folder: Path,
-    tmp_path: Path,
-    code: int,
-    options: list[str],
-    capsys: pytest.CaptureFixture[str],
+def test_options_that_cannot_be_meant_leave_nothing(
+    whole_folder: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    goal = tmp_path / "out.y4m"
-    assert main(["run", str(whole_folder), "-o", str(goal), *options]) == code
+    assert main(["run", str(whole_folder), "-o", str(tmp_path / "out.y4m"), *options]) == 2
     assert capsys.readouterr().err.startswith("error: ")
-    assert not goal.exists()
     assert [path.name for path in tmp_path.iterdir()] == [whole_folder.name]
 
 
@@ -320,10 +294,3 @@ def test_an_mp4_holds_the_decoded_frames_and_no_label(run: Run, tmp_path: Path) 
         assert "comment" not in container.metadata
         pictures = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     assert [picture.shape for picture in pictures] == [(HEIGHT, WIDTH, 3)] * result["video_frames"]  # type: ignore[operator]
-
-
-def test_memory_of_a_session_that_cannot_open_is_given_back(whole_folder: Path) -> None:
-    with open_artifact(whole_folder) as artifact:
-        with pytest.raises(errors.UsageError, match="expected 1 to 1024"):
-            artifact.open_session(steps=0)
-        artifact.open_session()
