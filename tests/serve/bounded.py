@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+LIMIT_S = 120.0  # of an async test without the mark limit_s, and of a wait
 
 
 async def bounded(test: Awaitable[T], limit_s: float) -> T:
@@ -21,3 +23,17 @@ async def bounded(test: Awaitable[T], limit_s: float) -> T:
             f"{frame.name}:{frame.lineno}" for frame in reversed(frames) if "tests" in frame.filename
         )
         raise AssertionError(f"not done, waits at {lines}") from late
+
+
+def until(true: Callable[[], object], lacking: str = "it does not become true") -> None:
+    """Wait until something is so; the AssertionError of a wait that takes too long says what is lacking."""
+    end = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < end, lacking
+        time.sleep(0.02)
+
+
+async def comes(true: Callable[[], object]) -> None:
+    """Wait until something is so; the test's own limit ends a wait that takes too long, and says where it was."""
+    while not true():
+        await asyncio.sleep(0.02)

@@ -24,15 +24,13 @@ from seko_serve.settings import Settings
 from tests.runtime import toy, toy_pool, toy_whole
 from tests.support.stacked import open_rows
 
-from .bounded import bounded
+from .bounded import LIMIT_S, bounded
 from .browser import close_browsers
 
 if TYPE_CHECKING:
     from seko_serve.fleet.directory import Directory
 
     from .fleets import Fleet, FleetStarter
-
-LIMIT_S = 120.0  # of an async test without the mark limit_s
 
 
 @pytest.fixture(scope="session", autouse=True)

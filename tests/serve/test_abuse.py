@@ -31,6 +31,7 @@ from seko_serve.client import AsyncClient
 from seko_serve.http.connections import HttpConnection
 from seko_serve.protocol import Media
 
+from .bounded import comes
 from .clients import session_of, socket_of
 from .conftest import NewClient, Running, Starter
 from .test_server import PROMPT, alone, http, pictures, watch
@@ -172,8 +173,7 @@ async def test_a_body_that_trickles_in_is_refused(
             assert connection.recv(4096).startswith(b"HTTP/1.1 408")
 
     await undisturbed(new_client(server), lambda: asyncio.to_thread(trickle))
-    while server.manager.sessions:
-        await asyncio.sleep(0.02)
+    await comes(lambda: not server.manager.sessions)
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
 
 
@@ -281,8 +281,7 @@ async def test_a_viewer_that_reads_a_byte_now_and_then_stops_its_own_row_only(
         writer.close()
 
     await undisturbed(new_client(server), slow_reader)
-    while http(f"{server.url}/v1/sessions/{name['slow']}")[1]["attached"]:
-        await asyncio.sleep(0.02)
+    await comes(lambda: not http(f"{server.url}/v1/sessions/{name['slow']}")[1]["attached"])
 
 
 async def test_a_socket_that_takes_nothing_is_given_up(
@@ -297,8 +296,7 @@ async def test_a_socket_that_takes_nothing_is_given_up(
     monkeypatch.setattr("starlette.websockets.WebSocket.send_bytes", never)
     server = start()
     client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
-    while http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"]:
-        await asyncio.sleep(0.02)
+    await comes(lambda: not http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"])
 
 
 async def test_a_viewer_that_vanishes_between_two_chunks_changes_nothing_for_others(

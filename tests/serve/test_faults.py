@@ -38,6 +38,7 @@ from seko_serve.media.video import RawEncoder
 from seko_serve.protocol import Media
 from tests.runtime import toy_pool
 
+from .bounded import comes, until
 from .clients import session_of, with_tokens_of
 from .conftest import NewClient, Running, Starter, toy_opener
 from .test_server import PROMPT, alone, http, pictures, watch
@@ -280,8 +281,7 @@ async def test_a_device_that_is_lost_while_a_session_is_restored_ends_the_server
     client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
     await watch(client, 2)
     await client.drop()
-    while server.manager.sessions:
-        await asyncio.sleep(0.02)
+    await comes(lambda: not server.manager.sessions)
     monkeypatch.setattr(Pool, "restore", lose)
     with pytest.raises(ServeError) as end:
         await client.resume()
@@ -306,8 +306,7 @@ def test_a_session_that_cannot_be_ended_keeps_no_other(
     monkeypatch.setattr(SessionManager, "_park", fail_for_the_first)
     server = start(lease_s=0.05)
     opened = [http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]["id"] for _ in range(2)]
-    while set(server.manager.sessions) != set(stuck):
-        time.sleep(0.01)
+    until(lambda: set(server.manager.sessions) == set(stuck))
     assert stuck[0] in opened
 
 
@@ -331,11 +330,9 @@ async def test_an_encoder_that_fails_ends_its_session_alone(
     assert end.value.kind.code == "internal"
     more, _ = await watch(other, 4)
     assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
-    while session_of(failing) in server.manager.sessions:
-        await asyncio.sleep(0.02)
+    await comes(lambda: session_of(failing) not in server.manager.sessions)
     async with asyncio.timeout(30):  # its row is freed a moment later
-        while server.manager.admission.free != server.manager.capacity - 1:
-            await asyncio.sleep(0.02)
+        await comes(lambda: server.manager.admission.free == server.manager.capacity - 1)
 
 
 async def test_a_clock_that_is_set_back_stops_nothing(
@@ -351,8 +348,7 @@ async def test_a_clock_that_is_set_back_stops_nothing(
     assert np.array_equal(pictures(media + more), alone(4, {0: PROMPT})[: len(media + more)])
     await (await new_client(server).open(prompt=PROMPT)).drop()
     await client.drop()
-    while server.manager.sessions:  # leases end as before
-        await asyncio.sleep(0.02)
+    await comes(lambda: not server.manager.sessions)  # leases end as before
 
 
 async def test_a_client_waits_in_the_queue_and_begins_when_a_row_is_free(
@@ -361,8 +357,7 @@ async def test_a_client_waits_in_the_queue_and_begins_when_a_row_is_free(
     server = start(max_sessions=1)
     first = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
     waiting = asyncio.create_task(new_client(server).open(codecs=["rgb24"], prompt=PROMPT, wait=True))
-    while not server.manager.admission.waiting:
-        await asyncio.sleep(0.02)
+    await comes(lambda: server.manager.admission.waiting)
     status, answer = await asyncio.to_thread(http, f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
     assert (status, answer["error"]["waiting"]) == (503, 1)
     assert "queue_token" not in answer["error"]
@@ -423,8 +418,7 @@ async def test_eight_tasks_that_race_on_one_session_leave_a_server_that_serves(
         async with asyncio.TaskGroup() as tasks:
             for work in (sockets, sockets, sockets, requests, requests, requests, delete, delete):
                 tasks.create_task(work())
-        while session_of(client) in server.manager.sessions:
-            await asyncio.sleep(0.02)
+        await comes(lambda: session_of(client) not in server.manager.sessions)
         assert (await asyncio.to_thread(http, url))[0] == 404
 
     bystander = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
@@ -555,8 +549,7 @@ async def test_a_socket_that_is_lost_within_a_chunk_lacks_no_frame_and_gets_none
     await client.drop()
     session = server.manager.sessions[session_of(client)]
     halt.go_on.set()
-    while len(session._encoder):
-        await asyncio.sleep(0.01)
+    await comes(lambda: not len(session._encoder))
     for _ in range(2):  # the frames that it lacks stay for a socket that is lost again
         await client.resume()
         await client.drop()
@@ -586,6 +579,5 @@ async def test_a_client_that_dies_while_much_waits_for_it_is_sent_nothing_more(
     session.viewer._loop.call_soon_threadsafe(die)
     await asyncio.sleep(0.2)
     died.set()
-    while viewer.detached_at is None:
-        await asyncio.sleep(0.02)
+    await comes(lambda: viewer.detached_at is not None)
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []

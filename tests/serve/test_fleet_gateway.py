@@ -27,8 +27,8 @@ from seko_serve.fleet.directory import BoxFacts, DirectoryError, Lease, MemoryDi
 from seko_serve.http.bodies import MAX_ENTRIES
 from seko_serve.live import admission
 
+from .bounded import LIMIT_S, comes
 from .clients import to_the_end
-from .conftest import LIMIT_S
 from .fleets import KEYS, Fleet, FleetStarter, memory
 from .test_line import Listener
 from .test_server import PROMPT, alone, http, pictures, watch
@@ -77,8 +77,7 @@ async def test_sessions_go_to_the_box_with_most_room_and_wait_when_none_has_any(
     status, table = await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT})
     assert (status, table["error"]["code"]) == (503, "full")
     opening = asyncio.create_task(waiting.open(prompt=PROMPT, wait=True))
-    while not any(box.facts().waiting for box in boxes):
-        await asyncio.sleep(0.02)
+    await comes(lambda: any(box.facts().waiting for box in boxes))
     for session in (await ask(fleet, "/v1/sessions"))[1]["data"]:
         await ask(fleet, f"/v1/sessions/{session['id']}", "DELETE")
     await opening
@@ -327,8 +326,7 @@ async def test_a_request_that_waits_gets_a_row_of_a_box_that_was_started_meanwhi
         await asyncio.sleep(0.1)
     assert (await ask(fleet, "/v1/sessions", "POST", body, queue=token))[0] == 201
     assert (full.facts().sessions, started.facts().sessions) == (1, 1)
-    while full.facts().waiting:  # its place at the first box is free, too
-        await asyncio.sleep(0.02)
+    await comes(lambda: not full.facts().waiting)  # its place at the first box is free, too
 
 
 async def test_a_closed_box_keeps_its_sessions_and_takes_none_until_it_is_opened_again(fleet: Fleet) -> None:
@@ -531,8 +529,7 @@ async def test_one_that_listens_at_a_gateway_keeps_its_place_at_the_box_and_free
     leaver, stayer = [await asyncio.to_thread(Listener, fleet.url, token) for token in tokens]
     assert (await asyncio.to_thread(leaver.event))["place"] == 1
     leaver.close()
-    while box._manager.admission.waiting > 1:
-        await asyncio.sleep(0.02)
+    await comes(lambda: box._manager.admission.waiting <= 1)
     await ask(fleet, f"/v1/sessions/{session}", "DELETE")
     while not (await asyncio.to_thread(stayer.event))["admitted"]:
         pass

@@ -23,6 +23,7 @@ from seko_serve.protocol import QUEUE_HEADER, SUBPROTOCOL, TICKET_PREFIX
 from seko_serve.security.tokens import LINK_S, MOST_LINKS, Links
 from tests.runtime import toy_pool
 
+from .bounded import comes
 from .fleets import KEYS, Fleet, FleetStarter
 from .test_flags import certificate
 from .test_fleet_directory import Clock, RedisServer, redis_server
@@ -67,8 +68,7 @@ async def test_a_ticket_opens_one_session_at_one_box_once_while_its_lease_lasts(
     assert await entered(first, mine, ticket) == "ready"
     assert await entered(first, mine, ticket) == "unauthorized"  # used
     late, late_ticket = await opened(second)
-    while late in second._manager.sessions:
-        await asyncio.sleep(0.05)
+    await comes(lambda: late not in second._manager.sessions)
     assert await entered(second, late, late_ticket) == "unauthorized"
 
 

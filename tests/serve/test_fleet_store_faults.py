@@ -24,8 +24,8 @@ from seko_serve.protocol import Media
 from seko_serve.store.base import Content, StoreError
 from seko_serve.store.folder import FolderStore
 
+from .bounded import LIMIT_S, comes
 from .clients import session_of, to_the_end, with_tokens_of
-from .conftest import LIMIT_S
 from .fleet_soak import PROMPTS, alone
 from .fleets import KEYS, Fleet, FleetStarter
 from .test_fleet_gateway import ask
@@ -294,8 +294,7 @@ async def test_a_store_that_does_not_answer_delays_no_stream_and_no_drain_for_ev
         media += rest
         assert code == "stopping"
         assert not stopping.done(), "it waits for its snapshot"
-        while directory.leases:
-            await asyncio.sleep(0.02)
+        await comes(lambda: not directory.leases)
         await client.resume()
         assert second.facts().sessions == 1
         media += (await watch(client, media[-1].chunk + 4))[0]
@@ -338,11 +337,9 @@ async def test_a_store_that_does_not_answer_keeps_no_viewer_out_and_no_row(
         await leaves.drop()
         parked = box._manager.sessions[session_of(leaves)]
         monkeypatch.setattr(box._manager, "_lease_s", lambda of: 0.0 if of is parked else LIMIT_S)
-        while not parked._on_hold:
-            await asyncio.sleep(0.02)
+        await comes(lambda: parked._on_hold)
         closing = asyncio.create_task(ask(fleet, f"/v1/sessions/{session_of(closes)}", "DELETE"))
-        while session_of(closes) in box._manager.sessions:
-            await asyncio.sleep(0.02)
+        await comes(lambda: session_of(closes) not in box._manager.sessions)
         await stays.drop()
         await stays.resume()
         media[0] += (await watch(stays, media[0][-1].chunk + 4))[0]
@@ -350,8 +347,7 @@ async def test_a_store_that_does_not_answer_keeps_no_viewer_out_and_no_row(
         assert session_of(leaves) in box._manager.sessions
         answers.set()
         await closing
-        while len(box._manager.sessions) > 1:
-            await asyncio.sleep(0.02)
+        await comes(lambda: len(box._manager.sessions) <= 1)
     finally:
         answers.set()
 

@@ -36,6 +36,7 @@ from seko_serve.video.content import VideoContent
 from seko_serve.video.opening import Opening
 from tests.runtime import toy_pool
 
+from .bounded import comes
 from .conftest import toy_opener
 from .toys import world_opener
 
@@ -225,10 +226,8 @@ async def test_a_session_for_which_the_store_does_not_answer_keeps_no_other_from
         assert await asyncio.to_thread(stuck.wait, 30)
         store = SavedSessions(FolderStore(tmp_path / "store"))
         async with asyncio.timeout(30):
-            while None in [store.find(session.name) for session in sessions[1:]]:
-                await asyncio.sleep(0.01)
-            while not stops and len(manager.sessions) > 1:
-                await asyncio.sleep(0.01)
+            await comes(lambda: None not in [store.find(session.name) for session in sessions[1:]])
+            await comes(lambda: stops or len(manager.sessions) <= 1)
         assert store.find(sessions[0].name) is None
         answer.set()
         await ending

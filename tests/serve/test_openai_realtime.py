@@ -23,7 +23,8 @@ from seko_serve.speech.fields import MAX_INPUT_LETTERS
 from tests.speech.texts import said_in_turn
 from tests.speech.toy_speech import MARKS, PATCH, VOICE, C, P, Tokens, all_alone, open_pool
 
-from .conftest import LIMIT_S, Running, Starter
+from .bounded import LIMIT_S, comes
+from .conftest import Running, Starter
 from .test_controls import noise, wav
 from .test_server import http
 from .test_speech import KEY, OTHER, levels, opener, said_alone, spoken
@@ -218,8 +219,7 @@ async def test_a_response_is_cancelled_and_its_row_is_free(start: Starter) -> No
         await connection.conversation.item.create(item=item("hallo.\n" * 300))
         await connection.response.create()
         await until(connection, "response.output_audio.delta")
-    while server.manager.sessions:
-        await asyncio.sleep(0.01)
+    await comes(lambda: not server.manager.sessions)
 
 
 async def test_a_response_whose_client_leaves_before_its_first_sound_frees_its_row(
@@ -239,8 +239,7 @@ async def test_a_response_whose_client_leaves_before_its_first_sound_frees_its_r
         await connection.conversation.item.create(item=item(ENDED))
         await connection.response.create()
         assert await asyncio.to_thread(left.wait, LIMIT_S)
-    while server.manager.sessions:
-        await asyncio.sleep(0.01)
+    await comes(lambda: not server.manager.sessions)
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -25,6 +24,7 @@ from seko_serve.video import opening as video_opening
 from seko_serve.video.fields import FIELDS as VIDEO_FIELDS
 from seko_serve.video.realtime_messages import FIELDS as REALTIME_FIELDS
 
+from .bounded import until
 from .conftest import Starter, toy_opener
 from .test_server import PROMPT, http
 
@@ -136,8 +136,7 @@ def test_answers_are_as_it_says(start: Starter) -> None:
     video = http(f"{url}/v1/videos", "POST", {"prompt": PROMPT, "seconds": 0.1})[1]
     check(video, "Video")
     check(http(f"{url}/v1/videos")[1], "Videos")
-    while http(f"{url}/v1/videos/{video['id']}")[1]["status"] != "completed":
-        time.sleep(0.02)
+    until(lambda: http(f"{url}/v1/videos/{video['id']}")[1]["status"] == "completed")
     path = "/v1/videos/{name}/content"
     for parts, status in (
         ("bytes=0-9", 206),

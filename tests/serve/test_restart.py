@@ -18,6 +18,7 @@ from seko_serve.live import manager
 from seko_serve.protocol import Media
 from tests.runtime import toy_pool
 
+from .bounded import comes
 from .clients import session_of, to_the_end
 from .conftest import NewClient, Starter
 from .fleet_soak import PROMPTS, alone
@@ -111,8 +112,7 @@ async def test_eight_sessions_that_join_leave_pause_and_come_back_have_the_runti
                 await client.resume()
             elif what == "leave for long":
                 await client.drop()
-                while session_of(client) in server.manager.sessions:
-                    await asyncio.sleep(0.05)
+                await comes(lambda: session_of(client) not in server.manager.sessions)
                 await client.resume()
         await client.close()
         assert [packet.serial for packet in media] == list(range(len(media)))

@@ -23,6 +23,7 @@ from seko_serve.store.folder import FolderStore
 from seko_serve.store.saved import VAIN_OWNERS, SavedSessions
 from tests.runtime import toy_pool
 
+from .bounded import comes
 from .clients import session_of, with_tokens_of
 from .conftest import NewClient, Running, Starter
 from .test_server import PROMPT, alone, http, pictures, watch
@@ -56,8 +57,7 @@ async def gone(server: Running, client: AsyncClient) -> None:
 async def idle(server: Running) -> None:
     """Wait until nothing is coded or written."""
     await asyncio.sleep(0.1)
-    while not all(session.settled for session in server.manager.sessions.values()):
-        await asyncio.sleep(0.02)
+    await comes(lambda: all(session.settled for session in server.manager.sessions.values()))
 
 
 @pytest.mark.parametrize("watching", [True, False])
@@ -436,8 +436,7 @@ async def test_a_session_is_saved_after_a_snapshot_for_which_memory_lacked(
     client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
     media, _ = await watch(client, 12)
     assert len(tried) > 1
-    while not list((tmp_path / "store").glob("*.record*")):
-        await asyncio.sleep(0.02)
+    await comes(lambda: list((tmp_path / "store").glob("*.record*")))
     assert np.array_equal(pictures(media), alone(media[-1].chunk + 1, {0: PROMPT}))
 
 
@@ -474,8 +473,7 @@ async def test_a_socket_that_is_lost_before_anything_was_seen_lacks_nothing(
     server: Running, new_client: NewClient
 ) -> None:
     client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-    while server.manager.sessions[session_of(client)].facts()["chunks"] < 2:
-        await asyncio.sleep(0.02)
+    await comes(lambda: server.manager.sessions[session_of(client)].facts()["chunks"] >= 2)
     await client.drop()
     await client.resume()
     media, _ = await watch(client, 3)
@@ -487,8 +485,7 @@ async def test_a_client_that_comes_back_with_another_codec_is_sent_that_one_alon
     server: Running, new_client: NewClient
 ) -> None:
     client = await new_client(server).open(codecs=["h264"], prompt=PROMPT)
-    while server.manager.sessions[session_of(client)].facts()["chunks"] < 2:
-        await asyncio.sleep(0.02)
+    await comes(lambda: server.manager.sessions[session_of(client)].facts()["chunks"] >= 2)
     await client.drop()
     client._hello["codecs"] = ["mjpeg"]
     await client.resume()

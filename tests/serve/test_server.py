@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import io
 import json
@@ -29,6 +28,7 @@ from seko_serve.live.session import MAX_WAITING
 from seko_serve.protocol import SUBPROTOCOL, TICKET_PREFIX, Media
 from tests.runtime import toy_pool, toy_whole
 
+from .bounded import comes
 from .clients import session_of
 from .conftest import NewClient, Running, Starter, plain_opener
 
@@ -150,8 +150,7 @@ async def test_a_lost_socket_comes_back_without_a_frame_lost_or_twice(
     media, _ = await watch(client, 2)
     stale = client._resume
     await client.drop()
-    while http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"]:
-        await asyncio.sleep(0.01)
+    await comes(lambda: not http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"])
     await client.resume()
     assert client._resume != stale
     more, _ = await watch(client, 3)
@@ -161,8 +160,7 @@ async def test_a_lost_socket_comes_back_without_a_frame_lost_or_twice(
     assert np.array_equal(together, alone(6, {0: PROMPT})[: len(together)])
     await client.drop()
     client._resume = stale
-    while http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"]:
-        await asyncio.sleep(0.01)
+    await comes(lambda: not http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"])
     with pytest.raises(ServeError, match="resume token"):
         await client.resume()
 
@@ -212,8 +210,7 @@ async def test_an_ended_session_is_freed_without_the_garbage_collector(
             ended += map(weakref.ref, server.manager.sessions.values())
             await watch(client, 2)
             await client.close()
-        while ended[0]() is not None:
-            await asyncio.sleep(0.05)
+        await comes(lambda: ended[0]() is None)
     finally:
         gc.enable()
 
@@ -229,8 +226,7 @@ async def test_an_artifact_without_sessions_serves_one_viewer_after_another(
         media, _ = await watch(client, 4)
         await client.close()
         seen.append(pictures(media))
-        while http(f"{server.url}/v1/sessions")[1]["data"]:
-            await asyncio.sleep(0.01)
+        await comes(lambda: not http(f"{server.url}/v1/sessions")[1]["data"])
     assert np.array_equal(*seen)
 
 
@@ -241,8 +237,7 @@ async def test_a_session_whose_viewer_is_gone_ends_with_its_lease(
     client = await new_client(server).open(prompt=PROMPT)
     await watch(client, 1)
     await client.drop()
-    while http(f"{server.url}/v1/sessions")[1]["data"]:
-        await asyncio.sleep(0.05)
+    await comes(lambda: not http(f"{server.url}/v1/sessions")[1]["data"])
     with pytest.raises(ServeError, match="no such session"):
         await client.resume()
 
@@ -256,8 +251,7 @@ async def test_a_ticket_lives_as_long_as_its_session_waits_for_its_viewer(
     assert (opened["ticket_s"], opened["lease_s"]) == (lease_s, lease_s)
     protocols = [Subprotocol(SUBPROTOCOL), Subprotocol(TICKET_PREFIX + opened["ticket"])]
     if lease_s < 1:
-        while http(f"{server.url}/v1/sessions")[1]["data"]:
-            await asyncio.sleep(0.05)
+        await comes(lambda: not http(f"{server.url}/v1/sessions")[1]["data"])
     url = f"{server.url.replace('http', 'ws')}/v1/sessions/{opened['id']}/stream"
     async with connect(url, subprotocols=protocols) as stream:
         with suppress(ConnectionClosed):  # by a refusal, which is read next
@@ -299,8 +293,7 @@ async def test_a_paused_session_says_so_to_a_new_socket_and_a_change_by_http_has
     url = f"{server.url}/v1/sessions/{session_of(client)}"
     assert http(url, "PATCH", {"prompt": "a blue ring", "paused": True})[0] == 200
     await client.drop()
-    while http(url)[1]["attached"]:
-        await asyncio.sleep(0.01)
+    await comes(lambda: not http(url)[1]["attached"])
     await client.resume()
     played, told = "", []
     async for received in client.messages():

@@ -18,6 +18,7 @@ import pytest
 from seko_runtime.errors import LibraryMissingError, UsageError
 from seko_serve import tracing
 
+from .bounded import comes
 from .conftest import NewClient, Starter
 from .test_request_ids import TRACE, id_of
 from .test_server import http
@@ -99,8 +100,7 @@ async def test_a_request_that_waited_has_its_time_in_the_queue(
     server = start(opener, max_sessions=1, queue=1)
     client = await new_client(server).open(audio=["pcm"])
     waiting = asyncio.create_task(asyncio.to_thread(spoken, server.url, input="abc", response_format="pcm"))
-    while not server.manager.admission.waiting:
-        await asyncio.sleep(0.01)
+    await comes(lambda: server.manager.admission.waiting)
     await client.close()
     await waiting
     queue, request = ended(spans, "queue"), ended(spans, "POST /v1/audio/speech")

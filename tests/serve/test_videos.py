@@ -44,7 +44,8 @@ from seko_serve.video.fields import PICTURES
 from seko_serve.video.jobs import Video, VideoJobs, _bytes_in
 from tests.runtime import toy_pool, toy_whole
 
-from .conftest import LIMIT_S, NewClient, Running, Starter, plain_opener
+from .bounded import comes, until
+from .conftest import NewClient, Running, Starter, plain_opener
 from .test_server import PROMPT, alone, http, pictures, watch
 
 FPS = toy_pool.pool_manifest().workload.stream.fps
@@ -568,8 +569,7 @@ async def test_a_saved_session_takes_the_row_of_a_video_which_leaves_it_the_row_
     viewer = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
     media, _ = await watch(viewer, 2)
     await viewer.drop()
-    while server.manager.sessions:
-        await asyncio.sleep(0.02)
+    await comes(lambda: not server.manager.sessions)
     video.update(created(server, seconds=60))
     while progress() < 1:
         await asyncio.sleep(0.005)
@@ -579,8 +579,7 @@ async def test_a_saved_session_takes_the_row_of_a_video_which_leaves_it_the_row_
     media += (await watch(viewer, 3))[0]
     seen.append(pictures(media))
     await viewer.close()
-    while progress() <= before:  # the video goes on
-        await asyncio.sleep(0.02)
+    await comes(lambda: progress() > before)  # the video goes on
     with plain_opener() as pool, pool.open_session(seed=3, prompt=PROMPT) as session:
         whole = np.concatenate([session.run_chunk().video()[0] for _ in range(20)])
     assert np.array_equal(seen[0], whole[: len(seen[0])])
@@ -589,8 +588,7 @@ async def test_a_saved_session_takes_the_row_of_a_video_which_leaves_it_the_row_
 def test_a_removed_video_ends_and_the_next_one_begins(start: Starter, tmp_path: Path) -> None:
     server = start(video_folder=tmp_path)
     first, second = created(server, seconds=60), created(server, seconds=0.5)
-    while http(f"{server.url}/v1/videos/{first['id']}")[1]["status"] == "queued":
-        time.sleep(0.005)
+    until(lambda: http(f"{server.url}/v1/videos/{first['id']}")[1]["status"] != "queued")
     assert http(f"{server.url}/v1/videos/{first['id']}", "DELETE")[0] == 200
     assert ended(server, second["id"])["status"] == "completed"
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
@@ -644,8 +642,7 @@ def test_a_video_that_cannot_be_made_fails_and_the_next_one_is_made(start: Start
     place = tmp_path / "videos"
     server = start(video_folder=place)
     first, second = created(server, seconds=60), created(server, seconds=0.5)
-    while http(f"{server.url}/v1/videos/{first['id']}")[1]["status"] == "queued":
-        time.sleep(0.005)
+    until(lambda: http(f"{server.url}/v1/videos/{first['id']}")[1]["status"] != "queued")
     shutil.rmtree(place)
     place.write_bytes(b"")
     assert http(f"{server.url}/v1/videos/{first['id']}", "DELETE")[0] == 500
@@ -674,14 +671,10 @@ def test_a_video_that_cannot_be_removed_keeps_no_other(
     server = start(video_folder=tmp_path)
     for _ in range(2):
         video = created(server, seconds=0.5)
-        while http(f"{server.url}/v1/videos/{video['id']}")[0] == 200:
-            time.sleep(0.02)
-    end = time.monotonic() + LIMIT_S
-    while [file.name for file in tmp_path.iterdir()] != [
-        f"seko-serve-{stuck[0]}.mp4"
-    ]:  # a file goes behind its video
-        assert time.monotonic() < end
-        time.sleep(0.02)
+        until(lambda video=video: http(f"{server.url}/v1/videos/{video['id']}")[0] != 200)
+    until(  # a file goes behind its video
+        lambda: [file.name for file in tmp_path.iterdir()] == [f"seko-serve-{stuck[0]}.mp4"]
+    )
 
 
 def test_videos_expire_and_too_many_are_refused(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -692,8 +685,7 @@ def test_videos_expire_and_too_many_are_refused(start: Starter, monkeypatch: pyt
     status, answer = http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT})
     assert (status, answer["error"]["code"]) == (503, "full")
     assert answer["error"]["retry_after"] > 0
-    while http(f"{server.url}/v1/videos/{video['id']}")[0] == 200:
-        time.sleep(0.02)
+    until(lambda: http(f"{server.url}/v1/videos/{video['id']}")[0] != 200)
     created(server, seconds=0.5)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
@@ -22,6 +21,7 @@ from seko_serve.logs import JsonFormatter, last_line
 from seko_serve.settings import Settings
 from tests.runtime.pool_stories import FILL_CHUNKS
 
+from .bounded import comes
 from .conftest import NewClient, Starter
 from .test_server import PROMPT, http, watch
 
@@ -82,8 +82,7 @@ async def test_the_share_in_time_has_no_value_while_nothing_was_due(
         await watch(client, 1)
     assert "seko_serve_cpr" in figures(server.url)
     await client.close()
-    while http(f"{server.url}/v1/sessions")[1]["data"]:
-        await asyncio.sleep(0.01)
+    await comes(lambda: not http(f"{server.url}/v1/sessions")[1]["data"])
     assert "seko_serve_cpr" not in figures(server.url)
 
 

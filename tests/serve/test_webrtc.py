@@ -27,6 +27,7 @@ from seko_serve.live.workload import ServedPool
 from seko_serve.media.video import Frame, MjpegEncoder, Packet
 from seko_serve.settings import Settings
 
+from .bounded import comes
 from .browser import browser_path, open_page
 from .conftest import NewClient, Running, Starter
 from .test_controls import noise, wav
@@ -136,13 +137,11 @@ async def test_a_player_that_ends_its_session_frees_its_row_while_the_device_is_
     await asyncio.to_thread(begun.wait, WAIT_S)
     one.send("close")
     try:
-        while one.rtc.connectionState != "closed":
-            await asyncio.sleep(0.02)
+        await comes(lambda: one.rtc.connectionState == "closed")
     finally:
         over.set()
     await asyncio.wrap_future(call)
-    while manager.admission.running:
-        await asyncio.sleep(0.02)
+    await comes(lambda: not manager.admission.running)
     free = asyncio.run_coroutine_threadsafe(manager.call(lambda pool: pool.free), manager._loop)
     assert await asyncio.wrap_future(free) == manager.capacity
 
@@ -238,8 +237,7 @@ async def test_a_voice_is_heard_beside_the_frames(start: Starter, one: Player) -
 async def test_the_device_waits_for_no_player_that_takes_nothing(server: Running, one: Player) -> None:
     await one.watch(server, WATCH)
     session = (await one.until("ready"))["session"]
-    while http(f"{server.url}/v1/sessions/{session}")[1]["chunks"] < FRAMES:
-        await asyncio.sleep(0.05)
+    await comes(lambda: http(f"{server.url}/v1/sessions/{session}")[1]["chunks"] >= FRAMES)
 
 
 async def test_the_bitrate_follows_what_the_peer_asks_and_loses_and_the_device_waits_for_neither(
@@ -262,8 +260,7 @@ async def test_the_bitrate_follows_what_the_peer_asks_and_loses_and_the_device_w
     estimate = pack_remb_fci(400_000, [*receiver._RTCRtpReceiver__remote_streams])
     packet = RtcpPsfbPacket(fmt=RTCP_PSFB_APP, ssrc=1, media_ssrc=0, fci=estimate)
     await receiver._send_rtcp(packet)
-    while encoder(session).target_bitrate > 400_000:
-        await asyncio.sleep(0.02)
+    await comes(lambda: encoder(session).target_bitrate <= 400_000)
     assert usual > encoder(session).target_bitrate > least
 
     whole, count = receiver.transport._handle_rtp_data, 0
@@ -276,14 +273,11 @@ async def test_the_bitrate_follows_what_the_peer_asks_and_loses_and_the_device_w
 
     receiver.transport._handle_rtp_data = lossy
     before = chunks(session)
-    while encoder(session).target_bitrate > least:
-        await asyncio.sleep(0.05)
-    while chunks(session) < before + 5:
-        await asyncio.sleep(0.05)
+    await comes(lambda: encoder(session).target_bitrate <= least)
+    await comes(lambda: chunks(session) >= before + 5)
     receiver.transport._handle_rtp_data = whole
     lowest = encoder(session).target_bitrate
-    while encoder(session).target_bitrate < 1.05 * lowest:
-        await asyncio.sleep(0.05)
+    await comes(lambda: encoder(session).target_bitrate >= 1.05 * lowest)
 
 
 def test_what_is_no_offer_takes_no_place(start: Starter) -> None:
