@@ -113,6 +113,10 @@ class Page(Calls):
                 raise
             return None
 
+    def click(self, name: str) -> None:
+        """Click the element of an id."""
+        self.value(f"document.getElementById('{name}').click(), true")
+
     def key(self, code: str, *, down: bool) -> None:
         """Press or release a key."""
         kind = "keyDown" if down else "keyUp"

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from seko_runtime import Pool
+from seko_runtime import Pool, Session
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_serve.client import AsyncClient
 from seko_serve.http.app import Application
 from seko_serve.live.device import Device
 from seko_serve.live.manager import SessionManager
+from seko_serve.protocol import Control
 from seko_serve.run import Server
 from seko_serve.settings import Settings
+from seko_serve.video.content import VideoContent
 from tests.runtime import toy, toy_pool, toy_whole
 from tests.support.stacked import open_rows
 
@@ -156,6 +158,20 @@ def start() -> Iterator[Starter]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have toys play three times as fast: tests that wait for frames on a page wait for a third of the time."""
     monkeypatch.setattr(toy, "FPS", 48)
+
+
+@pytest.fixture
+def applied(monkeypatch: pytest.MonkeyPatch) -> list[Control]:
+    """The controls that a server has applied to its sessions."""
+    controls: list[Control] = []
+    apply = VideoContent.apply
+
+    def noted(content: VideoContent, row: Session, control: Control) -> None:
+        controls.append(control)
+        apply(content, row, control)
+
+    monkeypatch.setattr(VideoContent, "apply", noted)
+    return controls
 
 
 @pytest.fixture

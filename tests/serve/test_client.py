@@ -7,7 +7,7 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from socketserver import BaseRequestHandler, TCPServer
 from typing import Any
@@ -21,7 +21,9 @@ from seko_serve.errors import ServeError, UnreachableError
 from seko_serve.protocol import Media
 from seko_serve.security.tokens import Ticket
 
-from .conftest import LIMIT_S, Running, Starter
+from .bounded import LIMIT_S
+from .conftest import Running, Starter
+from .held import Held, held_opening
 from .test_server import PROMPT, alone, http, pictures
 
 
@@ -175,27 +177,6 @@ def test_a_session_whose_socket_is_refused_ends(
     assert http(f"{server.url}/v1/sessions")[1]["data"] == []
 
 
-class Held:
-    """An asynchronous function of a server that notes its calls, and waits before it goes on."""
-
-    def __init__(self, function: Callable[..., Awaitable[Any]]) -> None:
-        self.called, self._released, self.ended = threading.Event(), threading.Event(), threading.Event()
-        self._function, self.calls = function, 0
-
-    async def __call__(self, *arguments: Any) -> Any:
-        self.calls += 1
-        self.called.set()
-        await asyncio.to_thread(self._released.wait)
-        try:
-            return await self._function(*arguments)
-        finally:
-            self.ended.set()
-
-    def release_soon(self) -> None:
-        """Go on after a client had time to act."""
-        threading.Timer(0.1, self._released.set).start()
-
-
 @pytest.fixture(params=["before the session", "before ready"])
 def held(request: pytest.FixtureRequest, start: Starter) -> tuple[Running, Held]:
     """A server that waits before it makes a session, or before it sends `ready` on the session's socket."""
@@ -252,8 +233,7 @@ def test_an_answer_that_does_not_come_is_an_error_that_may_be_tried_again(
 ) -> None:
     monkeypatch.setattr(seko_serve.client, "ANSWER_S", 0.1)
     server = start()
-    waiting = Held(server.manager.open)
-    server.manager.open = waiting  # type: ignore[method-assign]
+    waiting = held_opening(server)
     try:
         with pytest.raises(ServeError, match=r"the server gave no answer within 0\.1 s") as refused:
             open_asynchronously(server.url, "vp8")

@@ -6,18 +6,17 @@ import asyncio
 
 import pytest
 
-from .browser import browser_path, open_page
+from .browser import open_page
 from .fleets import Fleet
-from .test_page import FRAMES, begin
+from .pages import FRAMES, NEEDS_BROWSER, STATE, begin, play
 from .test_speech import opener
 
 pytest.importorskip("aiohttp", reason="needs seko-serve[ray]")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.quiet,
-    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
+    NEEDS_BROWSER,
 ]
-STATE = "document.getElementById('state').textContent"
 
 
 async def test_it_plays_and_goes_on_at_another_box_when_its_own_ends(fleet: Fleet) -> None:
@@ -47,7 +46,7 @@ async def test_a_link_leads_to_the_box_that_has_the_session(fleet: Fleet) -> Non
         with open_page(f"{fleet.url}/") as page:
             begin(page)
             page.until(f"{FRAMES} > 5 && document.getElementById('share').checkVisibility()")
-            page.value("document.getElementById('share').click(), true")
+            page.click("share")
             link = page.until("document.getElementById('link-text').value")
             assert not link.startswith(fleet.url)
             with open_page(link) as other:
@@ -64,12 +63,11 @@ async def test_a_fleet_of_two_models_has_a_page_for_each(fleet: Fleet) -> None:
 
     def person() -> None:
         with open_page(f"{fleet.url}/?model={video.facts().model}") as page:
-            begin(page)
-            page.until(f"{FRAMES} > 5")
+            play(page)
             page.follow("#models a[href*=speech]")
             page.until("document.title === 'Seko speaks' && !document.getElementById('save').disabled")
-            page.value("document.getElementById('text').value = 'hallo'; true")
-            page.value("document.getElementById('save').click(); true")
+            page.value("document.getElementById('text').value = 'hallo'")
+            page.click("save")
             page.until("Number(document.body.dataset.saved || 0) > 0")  # from the box, by its link
             assert page.problems == []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,15 +14,12 @@ import pytest
 from seko_serve.client import AsyncClient
 from seko_serve.live import admission
 
-from .browser import Page, browser_path, open_page
-from .conftest import LIMIT_S, Running, Starter
-from .test_client import Held
-from .test_page import FRAMES, begin
-from .test_page_errors import STATE
+from .bounded import LIMIT_S, comes, until
+from .browser import open_page
+from .conftest import Running, Starter
+from .held import held_opening
+from .pages import FRAMES, IN_LINE, NEEDS_BROWSER, STATE, begin, play
 from .test_server import PROMPT, http
-
-BROWSER = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
-IN_LINE = f"{STATE}.includes('You are number 1 in line')"
 
 
 def full(start: Starter) -> tuple[Running, str]:
@@ -38,13 +34,6 @@ def joined(server: Running) -> str:
     refused = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT}, queue="join")[1]["error"]
     token: str = refused["queue_token"]
     return token
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def waiting(server: Running) -> int:
@@ -118,8 +107,7 @@ def test_a_server_that_stops_tells_those_that_listen(start: Starter) -> None:
 async def test_a_program_that_gives_up_frees_its_place(start: Starter) -> None:
     server, _ = full(start)
     opening = asyncio.create_task(AsyncClient(server.url).open(wait=True, prompt=PROMPT))
-    while not waiting(server):
-        await asyncio.sleep(0.02)
+    await comes(lambda: waiting(server))
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
@@ -134,33 +122,28 @@ def test_a_request_whose_client_has_left_leaves_neither_a_session_nor_a_place(
     if not room:
         http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
     sessions = len(server.manager.sessions)
-    held = server.manager.open = Held(server.manager.open)  # type: ignore[method-assign, assignment]
+    held = held_opening(server)
     connection = HTTPConnection(urlsplit(server.url).netloc, timeout=LIMIT_S)
     connection.request("POST", "/v1/sessions", json.dumps({"prompt": PROMPT}), {"seko-queue": "join"})
-    assert held.called.wait(LIMIT_S)
+    held.wait_for_call()
     connection.close()
-    held.release_soon()
-    assert held.ended.wait(LIMIT_S)
+    held.finish()
     until(lambda: len(server.manager.sessions) == sessions and not waiting(server))
 
 
-def press(page: Page, name: str) -> None:
-    page.value(f"document.getElementById('{name}').click(), true")
-
-
-@BROWSER
+@NEEDS_BROWSER
 def test_one_that_ends_and_starts_again_many_times_has_one_place(start: Starter) -> None:
     server, session = full(start)
     with open_page(f"{server.url}/") as page:
         for _ in range(11):
             begin(page)
             page.until(IN_LINE)
-            press(page, "stop")
+            page.click("stop")
             page.until(f"{STATE} === 'Ended'")
         until(lambda: not waiting(server))
         for _ in range(5):  # also before the server has answered
             begin(page)
-            press(page, "stop")
+            page.click("stop")
         until(lambda: not waiting(server))
         begin(page)
         page.until(IN_LINE)
@@ -168,30 +151,27 @@ def test_one_that_ends_and_starts_again_many_times_has_one_place(start: Starter)
         page.until(f"{FRAMES} > 5")
 
 
-@BROWSER
+@NEEDS_BROWSER
 def test_one_that_starts_and_ends_alone_gets_in_each_time(start: Starter) -> None:
     server = start(max_sessions=1)
     with open_page(f"{server.url}/") as page:
         for _ in range(11):
             begin(page)
-            press(page, "stop")
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+            page.click("stop")
+        play(page)
         assert not waiting(server)
 
 
-@BROWSER
+@NEEDS_BROWSER
 def test_one_that_asks_too_often_is_told_and_gets_in(start: Starter) -> None:
-    server = start(opens_per_s=1.0)
-    with open_page(f"{server.url}/") as page:
+    with open_page(f"{start(opens_per_s=1.0).url}/") as page:
         for _ in range(11):
             begin(page)
-            press(page, "stop")
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+            page.click("stop")
+        play(page)
 
 
-@BROWSER
+@NEEDS_BROWSER
 def test_a_closed_tab_frees_its_place(start: Starter) -> None:
     server, _ = full(start)
     with open_page(f"{server.url}/") as page:
@@ -201,7 +181,7 @@ def test_a_closed_tab_frees_its_place(start: Starter) -> None:
         until(lambda: not waiting(server))
 
 
-@BROWSER
+@NEEDS_BROWSER
 def test_a_tab_whose_timers_are_slowed_down_keeps_its_place_and_gets_in(start: Starter) -> None:
     server, session = full(start)
     with open_page(f"{server.url}/") as page:
@@ -220,7 +200,7 @@ def test_a_tab_whose_timers_are_slowed_down_keeps_its_place_and_gets_in(start: S
         page.until(f"{FRAMES} > 5")
 
 
-@BROWSER
+@NEEDS_BROWSER
 def test_a_line_whose_news_a_proxy_keeps_back_is_waited_in_by_requests(start: Starter) -> None:
     server, session = full(start)
     with open_page(f"{server.url}/") as page:
@@ -234,7 +214,7 @@ def test_a_line_whose_news_a_proxy_keeps_back_is_waited_in_by_requests(start: St
         page.until(f"{FRAMES} > 5")
 
 
-@BROWSER
+@NEEDS_BROWSER
 def test_a_place_in_line_is_not_read_out_each_second(start: Starter) -> None:
     server, _ = full(start)
     with open_page(f"{server.url}/") as page:

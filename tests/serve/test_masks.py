@@ -20,9 +20,9 @@ from seko_serve.video.content import VideoContent
 from seko_serve.video.opening import opening_of
 from tests.runtime import toy, toy_pool, toy_whole
 
-from .browser import browser_path, open_page
+from .browser import open_page
 from .conftest import Starter
-from .test_page import FRAMES
+from .pages import NEEDS_BROWSER, play
 from .test_server import http
 from .test_uploads import coded
 
@@ -98,7 +98,7 @@ def test_masks_for_an_artifact_without_speakers_are_refused() -> None:
     assert refused.value.kind.code == "unsupported"
 
 
-@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+@NEEDS_BROWSER
 def test_the_page_has_a_field_for_each_mask(start: Starter, tmp_path: Path) -> None:
     server = start(opener)
     for side in ("left", "right"):
@@ -110,9 +110,7 @@ def test_the_page_has_a_field_for_each_mask(start: Starter, tmp_path: Path) -> N
         assert page.value("document.getElementById('start').disabled")  # one is lacking
         page.upload("#masks-0", tmp_path / "left.png")
         page.until("!document.getElementById('start').disabled")
-        page.value("document.getElementById('prompt').value = 'a b'")
-        page.value("document.getElementById('start').click(), true")
-        page.until(f"{FRAMES} > 5")
+        play(page)
         (session,) = server.manager.sessions.values()
         assert taken(session.content) == EXPECTED
         assert page.problems == []

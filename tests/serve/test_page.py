@@ -1,4 +1,4 @@
-"""The page in a real browser: it plays, prompts and pauses work, a lost socket comes back."""
+"""The page in a real browser: it plays, prompts and pauses work, also where it is not secure."""
 
 from __future__ import annotations
 
@@ -8,41 +8,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from seko_serve.video.content import VideoContent, VideoPiece
 
-from .browser import ALL_INPUTS_ENDED, HELD_DEVICES, WAIT_S, Page, browser_path, open_browser, open_page
-from .conftest import LIMIT_S, Running, Starter
-from .test_controls import wav
+from .bounded import until
+from .browser import ALL_INPUTS_ENDED, HELD_DEVICES, Page, open_browser, open_page
+from .conftest import Running, Starter
+from .pages import (
+    CHUNK,
+    COUNT_SOCKETS,
+    FAKE_DEVICES,
+    FRAMES,
+    LINES,
+    NEEDS_BROWSER,
+    REACTION,
+    STATE,
+    begin,
+    choose_tone,
+    play,
+    playing,
+    wait_until_empty,
+)
 from .toys import talk_opener
 
-pytestmark = [
-    pytest.mark.usefixtures("quick"),
-    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
-]
-FRAMES = "Number(document.body.dataset.painted || 0)"
-COUNT_SOCKETS = (
-    "window.sockets = []; const Known = WebSocket; window.WebSocket = class extends Known "
-    "{ constructor(...given) { super(...given); sockets.push(this); } }; true"
-)
-
-
-def begin(page: Page, prompt: str = "a b") -> None:
-    """Press Start once the page has met its server."""
-    page.until("!document.getElementById('start').disabled")
-    page.value(
-        f"document.getElementById('prompt').value = '{prompt}'; document.getElementById('start').click(); true"
-    )
-
-
-def wait_until_empty(server: Running) -> None:
-    """Wait until the server has no session."""
-    end = time.monotonic() + LIMIT_S
-    while server.manager.sessions:
-        assert time.monotonic() < end, "the page does not end its session"
-        time.sleep(0.05)
+pytestmark = [pytest.mark.usefixtures("quick"), NEEDS_BROWSER]
+LAN = "--host-resolver-rules=MAP lan.test 127.0.0.1"  # a host of a network
 
 
 def descendants(pid: int) -> set[tuple[int, str]]:
@@ -72,10 +63,7 @@ def test_a_closed_browser_leaves_no_process() -> None:
     with open_browser() as browser, browser.page():
         started = descendants(os.getpid()) - before
         assert sum(map(alive, started)) > 2  # more than the command
-    end = time.monotonic() + 60
-    while left := [*filter(alive, started)]:
-        assert time.monotonic() < end, left
-        time.sleep(0.05)
+    until(lambda: not any(map(alive, started)), "a process of the browser")
 
 
 @pytest.mark.shows("page")
@@ -89,45 +77,34 @@ def test_it_plays_and_frames_come_in_order(start: Starter, tmp_path: Path) -> No
         )
         begin(page)
         page.until(f"{FRAMES} > 40")
-        assert page.value("document.getElementById('state').textContent") == "Live"
+        assert page.value(STATE) == "Live"
         seen = page.value("seen")
         assert seen == sorted(set(seen))
-        assert page.value("Number(document.getElementById('chunk').textContent)") > 2
+        assert int(page.value(CHUNK)) > 2
         page.screenshot(tmp_path / "page.png")
         assert page.problems == []
         (session,) = server.manager.sessions.values()
         assert session.content.frames is not None
         assert session.content.frames.codec.name == "H264"
-        page.value("document.getElementById('stop').click(); true")
+        page.click("stop")
         page.until("document.getElementById('start').textContent === 'Start'")
     wait_until_empty(server)
 
 
 def test_a_prompt_is_applied_and_its_time_to_the_picture_told(start: Starter) -> None:
-    server = start()
-    with open_page(f"{server.url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        page.value(
-            "document.getElementById('prompt').value = 'c a'; document.getElementById('start').click(); true"
-        )
-        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
-        assert page.value("[...document.querySelectorAll('#history button')].map((b) => b.textContent)") == [
-            "a b",
-            "c a",
-        ]
+    with playing(start) as (_, page):
+        begin(page, "c a")
+        page.until(f"{REACTION}.endsWith('ms')")
+        assert page.value(LINES) == ["a b", "c a"]
 
 
 def test_pause_stops_the_picture_and_play_goes_on(start: Starter) -> None:
-    server = start()
-    with open_page(f"{server.url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        page.value("document.getElementById('pause').click(); true")
-        page.until("document.getElementById('state').textContent === 'Paused'")
+    with playing(start) as (_, page):
+        page.click("pause")
+        page.until(f"{STATE} === 'Paused'")
         page.until("Number(document.getElementById('buffered').textContent) === 0")
         stood = page.value(FRAMES)
-        page.value("document.getElementById('pause').click(); true")
+        page.click("pause")
         page.until(f"{FRAMES} > {stood} + 20")
 
 
@@ -136,7 +113,7 @@ def insecure_page(start: Starter, *opened: object) -> Iterator[tuple[Running, Pa
     """A server's page under a host name of a network, over plain http."""
     server = start(*opened, allowed_origins=frozenset({"http://lan.test"}))
     port = server.url.rsplit(":", 1)[1]
-    with open_page(f"http://lan.test:{port}/", "--host-resolver-rules=MAP lan.test 127.0.0.1") as page:
+    with open_page(f"http://lan.test:{port}/", LAN) as page:
         assert not page.value("'VideoDecoder' in window")
         yield server, page
         assert [problem for problem in page.problems if "Cross-Origin-Opener-Policy" not in problem] == []
@@ -151,24 +128,20 @@ def test_a_page_that_is_not_secure_plays_by_media_source(start: Starter) -> None
         assert isinstance(session.content, VideoContent)
         assert session.content.frames is not None
         assert session.content.frames.codec.name == "FMP4"
-        page.value("document.getElementById('pause').click(); true")
-        page.until("document.getElementById('state').textContent === 'Paused'")
+        page.click("pause")
+        page.until(f"{STATE} === 'Paused'")
         stood = page.value(FRAMES)
-        page.value("document.getElementById('pause').click(); true")
+        page.click("pause")
         page.until(f"{FRAMES} > {stood} + 20")
         stood = page.value(FRAMES)
         page.value("sockets.at(-1).close(); true")
         page.until(f"sockets.length > 1 && {FRAMES} > {stood} + 30")
-        assert page.value("document.getElementById('state').textContent") == "Live"
+        assert page.value(STATE) == "Live"
 
 
 def test_a_page_that_is_not_secure_has_sound(start: Starter, tmp_path: Path) -> None:
-    tone = (12_000 * np.sin(2 * np.pi * 440 * np.arange(16_000 * 30) / 16_000)).astype("<i2")
-    (tmp_path / "tone.wav").write_bytes(wav(tone, 16_000))
     with insecure_page(start, talk_opener) as (_, page):
-        page.until("document.getElementById('model').textContent")
-        page.upload("#voice", tmp_path / "tone.wav")
-        page.until("document.getElementById('voice-name').textContent === 'tone.wav'")
+        choose_tone(page, tmp_path)
         begin(page)
         page.until(f"{FRAMES} > 20")
         assert page.value("document.body.dataset.sound") == "aac"
@@ -184,8 +157,7 @@ def test_a_page_that_is_not_secure_has_sound(start: Starter, tmp_path: Path) -> 
 
 def test_a_page_that_is_not_secure_forgets_what_it_showed_and_goes_on(start: Starter) -> None:
     with insecure_page(start) as (_, page):
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
         page.value("window.held = document.getElementById('source'), held.playbackRate = 8")
         page.until("held.buffered.length && held.buffered.start(0) > 0")
         page.until(f"{FRAMES} > {page.value(FRAMES)} + 30")
@@ -210,60 +182,49 @@ def test_a_page_that_is_not_secure_goes_on_once_it_waited_for_sound_a_few_times(
 
 def unpressed(page: Page, expression: str) -> None:
     """Wait as somebody who presses nothing: `Page.until` counts as a press."""
-    end = time.monotonic() + WAIT_S
-    while not page.call("Runtime.evaluate", expression=expression)["result"].get("value"):
-        assert time.monotonic() < end, expression
-        time.sleep(0.05)
-
-
-def test_where_sound_needs_a_press_it_is_heard_from_then_on(start: Starter) -> None:
-    server = start(talk_opener)
-    with open_page("about:blank", "--autoplay-policy=document-user-activation-required") as page:
-        page.call("Page.navigate", url=f"{server.url}/")
-        unpressed(page, "document.getElementById('start')?.disabled === false")
-        unpressed(
-            page,
-            "document.getElementById('prompt').value = 'a b', document.getElementById('start').click(), true",
-        )
-        unpressed(page, f"{FRAMES} > 60")
-        assert server.manager.sessions
-        unpressed(page, "document.body.dataset.sound && document.body.dataset.heard === undefined")
-        page.press("Tab")
-        unpressed(page, "document.body.dataset.heard !== undefined")
-        unpressed(page, f"window.stood ??= {FRAMES}")
-        unpressed(page, f"{FRAMES} > stood + 30")
+    until(lambda: page.call("Runtime.evaluate", expression=expression)["result"].get("value"), expression)
 
 
 def test_a_microphone_that_is_turned_off_before_it_is_allowed_stays_off(start: Starter) -> None:
-    fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
-    with open_page(f"{start(talk_opener).url}/", *fake) as page:
+    with open_page(f"{start(talk_opener).url}/", *FAKE_DEVICES) as page:
         page.value(HELD_DEVICES)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
         for _ in range(2):
-            page.value("document.getElementById('microphone').click(), true")
+            page.click("microphone")
         page.value("allow(), true")
         page.until(ALL_INPUTS_ENDED)
         assert page.value("document.getElementById('microphone').getAttribute('aria-pressed')") == "false"
 
 
-def test_where_sound_needs_a_press_a_page_that_is_not_secure_is_silent_until_then(start: Starter) -> None:
+@pytest.mark.parametrize(
+    ("host", "silent", "heard"),
+    [
+        (
+            "127.0.0.1",
+            "document.body.dataset.sound && document.body.dataset.heard === undefined",
+            "document.body.dataset.heard !== undefined",
+        ),
+        ("lan.test", "document.getElementById('source').muted", "!document.getElementById('source').muted"),
+    ],
+    ids=["secure", "not secure"],
+)
+def test_where_sound_needs_a_press_it_is_heard_from_then_on(
+    start: Starter, host: str, silent: str, heard: str
+) -> None:
     server = start(talk_opener, allowed_origins=frozenset({"http://lan.test"}))
-    options = (
-        "--host-resolver-rules=MAP lan.test 127.0.0.1",
-        "--autoplay-policy=document-user-activation-required",
-    )
+    options = (LAN, "--autoplay-policy=document-user-activation-required")
     with open_page("about:blank", *options) as page:
-        page.call("Page.navigate", url=f"http://lan.test:{server.url.rsplit(':', 1)[1]}/")
+        page.call("Page.navigate", url=f"http://{host}:{server.url.rsplit(':', 1)[1]}/")
         unpressed(page, "document.getElementById('start')?.disabled === false")
         begins = (
             "document.getElementById('prompt').value = 'a b', document.getElementById('start').click(), true"
         )
         unpressed(page, begins)
         unpressed(page, f"{FRAMES} > 60")
-        unpressed(page, "document.getElementById('source').muted")
+        assert server.manager.sessions
+        unpressed(page, silent)
         page.press("Tab")
-        unpressed(page, "!document.getElementById('source').muted")
+        unpressed(page, heard)
         unpressed(page, f"window.stood ??= {FRAMES}")
         unpressed(page, f"{FRAMES} > stood + 30")
 
@@ -280,36 +241,27 @@ def test_a_page_without_media_source_plays_pictures(start: Starter) -> None:
         assert session.content.frames.codec.name == "MJPEG"
 
 
-def test_a_lost_socket_is_told_and_comes_back(start: Starter) -> None:
-    server = start()
-    with open_page(f"{server.url}/") as page:
-        page.value(COUNT_SOCKETS)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        stood = page.value(FRAMES)
-        page.value("sockets.at(-1).close(); true")
-        page.until(f"sockets.length > 1 && {FRAMES} > {stood} + 30")
-        assert page.value("document.getElementById('state').textContent") == "Live"
-
-
-def test_a_full_server_tells_the_place_in_line_and_lets_one_in_when_a_row_is_free(start: Starter) -> None:
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_full_server_tells_the_place_in_line_and_lets_one_in_when_a_row_is_free(
+    start: Starter, closes: bool
+) -> None:
     server = start(max_sessions=1)
     with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
-        begin(first)
-        first.until(f"{FRAMES} > 5")
+        play(first)
         begin(second)
-        second.until("document.getElementById('state').textContent.includes('You are number 1 in line')")
+        second.until(f"{STATE}.includes('You are number 1 in line')")
         assert second.value("document.querySelector('#notice.wait #ways button').checkVisibility()")
-        first.value("document.getElementById('stop').click(); true")
+        if closes:  # without a press of End
+            first.call("Page.navigate", url="about:blank")
+        else:
+            first.click("stop")
         second.until(f"{FRAMES} > 5")
-        assert second.value("document.getElementById('state').textContent") == "Live"
+        assert second.value(STATE) == "Live"
+        assert len(server.manager.sessions) == 1
 
 
-def test_it_fits_a_phone_and_can_be_used_by_the_keyboard(start: Starter, tmp_path: Path) -> None:
-    server = start()
-    with open_page(f"{server.url}/") as page:
-        page.screenshot(tmp_path / "phone.png", 390, 844)
-        assert page.value("document.documentElement.scrollWidth <= 390")
+def test_each_thing_that_is_used_has_a_name(start: Starter) -> None:
+    with open_page(f"{start().url}/") as page:
         unnamed = page.value(
             "[...document.querySelectorAll('button, input, select, textarea, canvas')].filter((e) => "
             "!(e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length)).map((e) => e.id)"

@@ -4,51 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from starlette.websockets import WebSocket
 
-from seko_runtime import Session
 from seko_serve.errors import ServeError
-from seko_serve.live.session import LiveSession
 from seko_serve.protocol import Control
 from seko_serve.video.content import VideoContent
-from tests.speech.toy_speech import PATCH
 
-from .browser import Page, browser_path, open_page
-from .conftest import LIMIT_S, Starter
+from .bounded import until
+from .browser import open_page
+from .conftest import Starter
 from .forked import toy_process
+from .held import held_opening
+from .pages import (
+    BLOCKED,
+    CHUNK,
+    COUNT_SOCKETS,
+    FRAMES,
+    HINT,
+    IN_LINE,
+    IS_ERROR,
+    LINES,
+    NEEDS_BROWSER,
+    OPENINGS,
+    RATE,
+    REACTION,
+    STATE,
+    WAY,
+    begin,
+    go_on,
+    lose_connection,
+    play,
+    playing,
+    wait_until_empty,
+    write_key,
+)
 from .processes import free_port
-from .test_client import Held
 from .test_controls import wav
-from .test_page import COUNT_SOCKETS, FRAMES, begin, wait_until_empty
-from .test_server import http
-from .test_speech import opener as speech_opener
 from .toys import talk_opener, world_opener
 
-pytestmark = [
-    pytest.mark.usefixtures("quick"),
-    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
-]
+pytestmark = [pytest.mark.usefixtures("quick"), NEEDS_BROWSER]
 KEY = "a key of a person"
-STATE, HINT = (f"document.getElementById('{name}').textContent" for name in ("state", "notice-text"))
-BLOCKED = "document.getElementById('notice').checkVisibility()"
-WAY = "document.querySelector('#notice #ways button')"  # the first way on where nothing is seen
-NO_MORE_SOCKETS = (
-    "window.WebSocket = class { static OPEN = 1; readyState = 0; close() {} }; true"  # none ever opens
-)
-CHUNK = "document.getElementById('chunk').textContent"
-IS_ERROR = "document.getElementById('state').classList.contains('error')"
-
-
-def write_key(page: Page, key: str) -> None:
-    """Write a key into its field and press Enter."""
-    page.value("document.getElementById('key').select(), true")
-    page.call("Input.insertText", text=key)
-    page.press("Enter", "\r")
+GREEN = "document.getElementById('state').classList.contains('live')"
 
 
 def test_a_page_asks_for_a_key_and_says_when_it_is_wrong(start: Starter) -> None:
@@ -66,22 +66,8 @@ def test_a_page_asks_for_a_key_and_says_when_it_is_wrong(start: Starter) -> None
             page.until(f"{STATE} === 'This server asks for an API key'")
         write_key(page, f" {KEY} ")  # as it was copied
         page.until(f"{STATE} === 'Ready'")
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
         assert not page.value("document.getElementById('key').checkVisibility()")
-
-
-def test_a_page_of_speech_asks_for_a_key_and_says_when_it_is_wrong(start: Starter) -> None:
-    server = start(speech_opener, keys=(KEY,))
-    with open_page(f"{server.url}/") as page:
-        page.until(f"{STATE} === 'This server asks for an API key'")
-        write_key(page, "another key of 16")
-        page.until(f"{IS_ERROR} && {STATE} === 'The server does not know this API key'")
-        write_key(page, KEY)
-        page.until(f"{STATE} === 'Ready'")
-        page.value("document.getElementById('text').value = 'hallo', true")
-        page.value("document.getElementById('save').click(), true")
-        page.until(f"{STATE} === 'Saved'")
 
 
 def test_a_ticket_that_is_not_taken_is_told_and_start_works_again(start: Starter) -> None:
@@ -103,103 +89,42 @@ def test_a_ticket_that_is_not_taken_is_told_and_start_works_again(start: Starter
 
 def test_a_session_that_is_given_up_while_it_opens_ends(start: Starter) -> None:
     server = start(lease_s=3600)
-    held = server.manager.open = Held(server.manager.open)  # type: ignore[method-assign, assignment]
+    held = held_opening(server)
     with open_page(f"{server.url}/") as page:
         begin(page)
-        assert held.called.wait(LIMIT_S)
+        held.wait_for_call()
         begin(page, "b")  # another press of Start, which does nothing
-        page.value(f"{WAY}.click(), true")
+        go_on(page)
         page.until(f"{STATE} === 'Ended'")
-        held.release_soon()
-        assert held.ended.wait(LIMIT_S)
+        held.finish()
         wait_until_empty(server)
         assert held.calls == 1
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
 
 
-def test_a_session_that_was_given_up_leaves_the_prompts_of_the_next_one(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_that_was_given_up_leaves_the_prompts_of_the_next_one(start: Starter) -> None:
     server = start(lease_s=3600)
-    known = server.manager.open
-    held = Held(known)
-    monkeypatch.setattr(server.manager, "open", held)
+    held = held_opening(server)
     with open_page(f"{server.url}/") as page:
         begin(page)
-        assert held.called.wait(LIMIT_S)
-        page.value(f"{WAY}.click(), true")
+        held.wait_for_call()
+        go_on(page)
         page.until(f"{STATE} === 'Ended'")
-        monkeypatch.setattr(server.manager, "open", known)
-        begin(page, "b")
-        page.until(f"{FRAMES} > 5")
-        held.release_soon()
-        assert held.ended.wait(LIMIT_S)
-        end = time.monotonic() + LIMIT_S
-        while len(server.manager.sessions) > 1:
-            assert time.monotonic() < end, "the page does not end the session that it gave up"
-            time.sleep(0.05)
-        lines = "[...document.querySelectorAll('#history button')].map((line) => line.textContent)"
-        assert page.value(lines) == ["b"]
+        play(page, "b")
+        held.finish()
+        until(lambda: len(server.manager.sessions) == 1, "the session that was given up ends")
+        assert page.value(LINES) == ["b"]
 
 
-def test_frames_of_a_session_that_has_ended_are_none_of_the_next_one(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = start()
-    with open_page(f"{server.url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        held = Held(server.manager.open)
-        monkeypatch.setattr(server.manager, "open", held)
-        page.value("document.getElementById('timeline-replay').click(), true")
-        assert held.called.wait(LIMIT_S)
+def test_frames_of_a_session_that_has_ended_are_none_of_the_next_one(start: Starter) -> None:
+    with playing(start) as (server, page):
+        held = held_opening(server)
+        page.click("timeline-replay")
+        held.wait_for_call()
         shown = page.value(f"new Promise((resolve) => {{ setTimeout(() => resolve({CHUNK}), 500); }})")
         held.release_soon()
         assert shown == "\N{EN DASH}"
         page.until(f"{CHUNK} !== '\N{EN DASH}'")
-
-
-def test_a_page_of_speech_begins_again_while_an_opening_that_was_given_up_is_not_answered(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = start(speech_opener, lease_s=3600)
-    known = server.manager.open
-    held = Held(known)
-    monkeypatch.setattr(server.manager, "open", held)
-    with open_page(f"{server.url}/") as page:
-        page.until(f"{STATE} === 'Ready'")
-        page.value("document.getElementById('start').click(), true")
-        assert held.called.wait(LIMIT_S)
-        page.value(f"{WAY}.click(), true")
-        page.until(f"{STATE} === 'Ended'")
-        monkeypatch.setattr(server.manager, "open", known)
-        page.value("document.getElementById('start').click(), true")
-        page.until(f"{STATE} === 'Listening'")
-        held.release_soon()
-        assert held.ended.wait(LIMIT_S)
-        end = time.monotonic() + LIMIT_S
-        while len(server.manager.sessions) > 1:
-            assert time.monotonic() < end, "the page does not end the session that it gave up"
-            time.sleep(0.05)
-        assert page.value(STATE) == "Listening"
-
-
-def test_a_page_of_speech_that_waits_in_line_has_one_place_however_much_is_written(start: Starter) -> None:
-    server = start(speech_opener, max_sessions=1)
-    url = f"{server.url}/v1/sessions"
-    other = http(url, "POST", {"seed": 0})[1]["id"]
-    with open_page(f"{server.url}/") as page:
-        page.until(f"{STATE} === 'Ready'")
-        for written in ("h", "ha", "hal"):
-            page.value(
-                f"document.getElementById('text').value = '{written}';"
-                "document.getElementById('text').dispatchEvent(new Event('input')), true"
-            )
-            page.until(f"{STATE}.includes('You are number 1 in line')")
-        assert http(url, "POST", {"seed": 0})[1]["error"]["waiting"] == 1
-        http(f"{url}/{other}", "DELETE")
-        page.until(f"{STATE} === 'Listening'")
 
 
 def test_a_sentence_that_the_server_rejects_is_not_among_those_so_far(
@@ -210,43 +135,21 @@ def test_a_sentence_that_the_server_rejects_is_not_among_those_so_far(
             raise ServeError("bad_request", "no such sentence")
 
     monkeypatch.setattr(VideoContent, "check", check)
-    with open_page(f"{start().url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+    with playing(start) as (_, page):
         begin(page, "b")
         page.until(f"{IS_ERROR} && {STATE} === 'No such sentence'")
         begin(page, "a")
         page.until(f"{STATE} === 'Live'")
-        lines = "[...document.querySelectorAll('#history button')].map((line) => line.textContent)"
-        assert page.value(lines) == ["a b", "a"]
-
-
-@pytest.fixture
-def applied(monkeypatch: pytest.MonkeyPatch) -> list[Control]:
-    """The controls that a server has applied to its sessions."""
-    controls: list[Control] = []
-    apply = VideoContent.apply
-
-    def noted(content: VideoContent, row: Session, control: Control) -> None:
-        controls.append(control)
-        apply(content, row, control)
-
-    monkeypatch.setattr(VideoContent, "apply", noted)
-    return controls
+        assert page.value(LINES) == ["a b", "a"]
 
 
 def test_what_is_wished_while_the_connection_is_lost_waits_and_is_sent_when_it_is_back(
     start: Starter, applied: list[Control]
 ) -> None:
     waits = "[...document.querySelectorAll('#history .waiting')].map((line) => line.textContent).join()"
-    with open_page(f"{start(world_opener).url}/") as page:
-        page.value(COUNT_SOCKETS)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+    with playing(start, world_opener) as (_, page):
         page.key("KeyW", down=True)
-        page.value(f"window.Counted = WebSocket; {NO_MORE_SOCKETS}")
-        page.value("sockets.at(-1).close(), true")
-        page.until(f"{STATE} === 'The connection was lost. Trying again'")
+        lose_connection(page)
         for prompt in ("b", "c a"):
             begin(page, prompt)
             assert page.value(waits) == prompt
@@ -255,123 +158,41 @@ def test_what_is_wished_while_the_connection_is_lost_waits_and_is_sent_when_it_i
                 != "none"
             )
         page.key("KeyW", down=False)
-        page.value("document.getElementById('pause').click(), true")
+        page.click("pause")
         page.until(f"{STATE} === 'The connection was lost. Try again when it is back'")
         page.value("window.WebSocket = Counted, true")
         page.until(f"{STATE} === 'Live'")
         page.until("!document.querySelector('.waiting')")
-        lines = "[...document.querySelectorAll('#history button')].map((line) => line.textContent)"
-        assert page.value(lines) == ["a b", "c a"]
-        end = time.monotonic() + LIMIT_S
-        while (
-            told := [
-                control.fields.get("event", {}).get("held") or control.fields.get("text")
-                for control in applied
-            ]
-        ) != [["KeyW"], "c a", None]:
-            assert time.monotonic() < end, told
-            time.sleep(0.05)
+        assert page.value(LINES) == ["a b", "c a"]
+
+        def told() -> list[object]:
+            fields = [control.fields for control in applied]
+            return [each.get("event", {}).get("held") or each.get("text") for each in fields]
+
+        until(lambda: told() == [["KeyW"], "c a", None], "the keys and the newest prompt are told")
 
 
 def test_a_sentence_that_the_server_did_not_get_is_sent_again(start: Starter, applied: list[Control]) -> None:
     """One that was written to a socket of which nobody knew yet that it was dead."""
-    with open_page(f"{start().url}/") as page:
-        page.value(COUNT_SOCKETS)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+    with playing(start) as (_, page):
         page.value("sockets.at(-1).send = () => {}, true")
         begin(page, "b")
         page.value("sockets.at(-1).close(), true")
-        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+        page.until(f"{REACTION}.endsWith('ms')")
     assert [control.fields.get("text") for control in applied] == ["b"]
 
 
 def test_a_key_whose_answer_was_lost_with_the_connection_is_not_measured(start: Starter) -> None:
-    with open_page(f"{start(world_opener).url}/") as page:
-        page.value(COUNT_SOCKETS)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+    with playing(start, world_opener) as (_, page):
         page.value(
             "document.dispatchEvent(new KeyboardEvent('keydown', {code: 'KeyW'})), sockets.at(-1).close(), true"
         )
         stood = page.value(FRAMES)
         page.until(f"sockets.length > 1 && {FRAMES} > {stood} + 30")
-        assert page.value("document.getElementById('reaction').textContent") == "\N{EN DASH}"
+        assert page.value(STATE) == "Live"
+        assert page.value(REACTION) == "\N{EN DASH}"
         page.key("KeyA", down=True)
-        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
-
-
-def test_what_is_written_while_the_connection_of_a_page_that_speaks_is_lost_is_said_later(
-    start: Starter,
-) -> None:
-    with open_page(f"{start(speech_opener).url}/") as page:
-        page.until(f"{STATE} === 'Ready'")
-        page.value(COUNT_SOCKETS)
-        page.value("document.getElementById('start').click(), true")
-        page.until(f"{STATE} === 'Listening'")
-        page.value(f"window.Counted = WebSocket; {NO_MORE_SOCKETS}")
-        page.value("sockets.at(-1).close(), true")
-        page.until(f"{STATE} === 'The connection was lost. Trying again'")
-        page.value(
-            "document.getElementById('text').value = 'hallo. ja. ';"
-            "document.getElementById('text').dispatchEvent(new Event('input')), true"
-        )
-        page.value("document.getElementById('say').click(), true")
-        page.until(f"{IS_ERROR} && {STATE} === 'The connection was lost. Try again when it is back'")
-        page.value("window.WebSocket = Counted, true")
-        page.until(f"{STATE} === 'Listening'")
-        page.value("document.getElementById('say').click(), true")
-        page.until("Number(document.body.dataset.samples || 0) > 0")
-
-
-def test_what_a_page_that_speaks_sends_into_a_dead_socket_is_said_when_it_is_back(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    control = LiveSession.control
-
-    def heard(session: LiveSession, taken: Control) -> None:
-        said.extend([taken.fields["text"]] if taken.type == "text" else [])
-        control(session, taken)
-
-    monkeypatch.setattr(LiveSession, "control", heard)
-    with open_page(f"{start(speech_opener).url}/") as page:
-        page.until(f"{STATE} === 'Ready'")
-        page.value(COUNT_SOCKETS)
-        page.value("document.getElementById('start').click(), true")
-        page.until(f"{STATE} === 'Listening'")
-        page.value("document.getElementById('text').focus()")
-        page.value(
-            "sockets.at(-1).addEventListener('message', ({ data }) => "
-            "{ window.told ||= typeof data === 'string' && JSON.parse(data).type === 'received'; }), true"
-        )
-        page.call("Input.insertText", text="hallo. ")
-        page.until("window.told")
-        page.value("sockets.at(-1).send = () => {}, true")
-        page.call("Input.insertText", text="ja. ")
-        page.value("document.getElementById('say').click(), true")
-        page.value("sockets.at(-1).close(), true")
-        page.until(f"sockets.length > 1 && {STATE} === 'Listening'")
-        page.call("Input.insertText", text="ja. ")
-        end = time.monotonic() + LIMIT_S
-        while "".join(said) != "hallo. ja. ja. ":
-            assert time.monotonic() < end, said
-            time.sleep(0.05)
-
-
-def test_a_page_that_speaks_makes_one_file_however_often_save_is_pressed(start: Starter) -> None:
-    with open_page(f"{start(speech_opener).url}/") as page:
-        page.until(f"{STATE} === 'Ready'")
-        page.value(
-            "window.asked = 0; const ask = fetch; window.fetch = (url, ...given) => "
-            "{ asked += String(url).endsWith('audio/speech'); return ask(url, ...given); }; true"
-        )
-        page.value("document.getElementById('text').value = 'hallo', true")
-        for times in (1, 2):  # one can be made after another
-            page.value(
-                "document.getElementById('save').click(), document.getElementById('save').click(), true"
-            )
-            page.until(f"asked === {times} && {STATE} === 'Saved'")
+        page.until(f"{REACTION}.endsWith('ms')")
 
 
 def test_a_connection_that_is_tried_again_while_it_opens_goes_on(
@@ -383,14 +204,11 @@ def test_a_connection_that_is_tried_again_while_it_opens_goes_on(
         await asyncio.to_thread(may_open.wait)
         await accept(socket, subprotocol)
 
-    with open_page(f"{start().url}/") as page:
-        page.value(COUNT_SOCKETS)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+    with playing(start) as (_, page):
         monkeypatch.setattr(WebSocket, "accept", held)
         page.value("sockets.at(-1).close(), true")
         page.until(f"sockets.length > 1 && {WAY}?.checkVisibility()")
-        page.value(f"{WAY}.click(), true")
+        go_on(page)
         page.until("sockets.length > 2")
         may_open.set()
         stood = page.value(FRAMES)
@@ -433,61 +251,21 @@ def test_a_picture_that_is_decoded_when_its_session_has_ended_is_not_shown_in_th
         assert page.value(TWO_SESSIONS) == [0, 1, 2, 3]
 
 
-FAR_AHEAD_S = 10
-# Sound counts as if so much lay between what came and what is heard.
-COMES_EARLY = (
-    "window.Punctual = WebSocket; window.WebSocket = class extends Punctual { constructor(...given) { super(...given);"
-    "this.addEventListener('message', ({ data }) => { if (typeof data === 'string') return;"
-    "const view = new DataView(data);"
-    f"view.setUint32(12, view.getUint32(12, true) + {FAR_AHEAD_S * PATCH.sample_rate}, true); }}); }} }}; true"
-)
-
-
-def test_a_page_that_speaks_goes_on_in_a_session_behind_one_that_was_not_heard_to_its_end(
-    start: Starter,
-) -> None:
-    server = start(speech_opener)
-    came = "Number(document.body.dataset.samples || 0) > {}".format
-    with open_page(f"{server.url}/") as page:
-        page.until(f"{STATE} === 'Ready'")
-        page.value(
-            "delete window.AudioDecoder"
-        )  # plain samples: a packet holds more than the toy says at once
-        page.value(COMES_EARLY)
-        page.value(r"document.getElementById('text').value = 'hallo.\n'.repeat(30), true")
-        page.value("document.getElementById('start').click(), true")
-        page.until(came(FAR_AHEAD_S * PATCH.sample_rate + 3 * PATCH.samples))
-        (session,) = server.manager.sessions
-        http(f"{server.url}/v1/sessions/{session}", "DELETE")
-        # The reason is told first; the way on comes when the socket has closed.
-        page.until(f"{BLOCKED} && {WAY}.textContent === 'Start again'")
-        assert page.value(STATE) == "The session has ended: closed"
-        page.value("document.body.dataset.samples = 0, window.WebSocket = Punctual, true")
-        page.value(f"{WAY}.click(), true")
-        page.until(came(20 * PATCH.samples))  # more than comes before anything is heard
-
-
-RATE, GREEN = (
-    "document.getElementById('fps').textContent",
-    "document.getElementById('state').classList.contains('live')",
-)
-
-
 def test_what_is_called_live_is_measured_from_the_frames_that_were_shown(start: Starter) -> None:
     server = start()
     with open_page(f"{server.url}/") as page:
         begin(page)
         page.until(f"{FRAMES} > 20 && {GREEN} && {STATE} === 'Live' && Number({RATE}) > 0")
-        page.value("document.getElementById('pause').click(), true")
+        page.click("pause")
         page.until(f"{STATE} === 'Paused' && !{GREEN} && {RATE} === '0.0'")
-        page.value("document.getElementById('pause').click(), true")
+        page.click("pause")
         page.until(f"{GREEN} && Number({RATE}) > 0")
         (session,) = server.manager.sessions.values()
         session.hold()  # as a device that hangs: the socket answers
         page.until(f"{BLOCKED} && /[2-9] s/.test({HINT}) && !{GREEN} && {RATE} === '0.0'")
         session.hold(False)
         page.until(f"!{BLOCKED} && {STATE} === 'Live' && {GREEN} && Number({RATE}) > 0")
-        page.value("document.getElementById('stop').click(), true")
+        page.click("stop")
         assert page.value(f"[{STATE}, {GREEN}, {RATE}]") == ["Ended", False, "\u2013"]
 
 
@@ -500,22 +278,12 @@ def test_a_picture_that_stands_still_offers_another_connection(start: Starter) -
         (session,) = server.manager.sessions.values()
         session.hold()
         page.until(f"{WAY}?.checkVisibility()")
-        page.value(f"{WAY}.click(), true")
+        go_on(page)
         page.until("sockets.length > 1")
         session.hold(False)
         stood = page.value(FRAMES)
         page.until(f"{STATE} === 'Live' && !{BLOCKED} && {FRAMES} > {stood} + 20")
         assert list(server.manager.sessions.values()) == [session]
-
-
-def test_an_error_over_a_video_that_goes_on_is_told_for_a_while(start: Starter, tmp_path: Path) -> None:
-    (tmp_path / "words.png").write_text("no picture")
-    with open_page(f"{start().url}/") as page:
-        begin(page)
-        page.until(f"{STATE} === 'Live'")
-        page.upload("#image", tmp_path / "words.png")
-        page.until(f"{IS_ERROR} && {STATE} === 'words.png cannot be read as a picture'")
-        page.until(f"{STATE} === 'Live' && {GREEN}")
 
 
 def test_a_sentence_that_is_too_long_is_not_cut_and_not_sent(start: Starter) -> None:
@@ -525,8 +293,7 @@ def test_a_sentence_that_is_too_long_is_not_cut_and_not_sent(start: Starter) -> 
         page.until(f"{IS_ERROR} && {STATE} === 'The prompt has 5001 letters, and at most 4000 are taken'")
         assert not server.manager.sessions
         assert page.value("document.getElementById('prompt').value.length") == 5001
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
         begin(page, "a " * 2500 + "b")
         page.until(f"{STATE} === 'The prompt has 5001 letters, and at most 4000 are taken'")
         begin(page, "b")
@@ -535,32 +302,19 @@ def test_a_sentence_that_is_too_long_is_not_cut_and_not_sent(start: Starter) -> 
 
 
 def test_a_file_that_is_no_picture_is_told(start: Starter, tmp_path: Path) -> None:
-    server = start()
     (tmp_path / "words.png").write_text("no picture")
     (tmp_path / "words.txt").write_text("no picture")
-    with open_page(f"{server.url}/") as page:
+    with open_page(f"{start().url}/") as page:
         page.until("!document.getElementById('start').disabled")
         page.upload("#image", tmp_path / "words.png")
         page.until(f"{IS_ERROR} && {STATE} === 'words.png cannot be read as a picture'")
         page.upload("#image", tmp_path / "words.txt")
         page.until(f"{STATE} === 'words.txt is no picture'")
         assert page.value("document.getElementById('image-thumbnail').hidden")
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        assert page.value(STATE) == "Live"
-
-
-def test_a_second_tab_waits_until_the_first_is_closed(start: Starter) -> None:
-    server = start(max_sessions=1)
-    with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
-        begin(first)
-        first.until(f"{FRAMES} > 5")
-        begin(second)
-        second.until(f"{STATE}.includes('You are number 1 in line')")
-        first.call("Page.navigate", url="about:blank")  # without a press of End
-        second.until(f"{FRAMES} > 5")
-        assert second.value(STATE) == "Live"
-        assert len(server.manager.sessions) == 1
+        play(page)
+        page.upload("#image", tmp_path / "words.png")
+        page.until(f"{IS_ERROR} && {STATE} === 'words.png cannot be read as a picture'")
+        page.until(f"{STATE} === 'Live' && {GREEN}")  # it is told for a while
 
 
 @pytest.mark.parametrize(
@@ -574,8 +328,7 @@ def test_a_second_tab_waits_until_the_first_is_closed(start: Starter) -> None:
     ],
 )
 def test_a_server_that_cannot_be_reached_is_told(start: Starter, answer: str, sentence: str) -> None:
-    server = start()
-    with open_page(f"{server.url}/") as page:
+    with open_page(f"{start().url}/") as page:
         page.until("!document.getElementById('start').disabled")
         page.value(f"window.known = window.fetch; window.fetch = () => {answer}; true")
         begin(page)
@@ -597,16 +350,14 @@ def test_who_comes_while_the_server_is_away_can_try_again(start: Starter) -> Non
         assert page.value(f"{IS_ERROR} && {HINT} === {STATE}")
         page.value(f"window.fetch = known; {WAY}.click(), true")
         page.until(f"{STATE} === 'Ready'")
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
 
 
 @pytest.mark.slow
 def test_a_server_that_comes_back_without_the_session_is_told(tmp_path: Path) -> None:
     port = free_port()
     with toy_process(port, tmp_path / "first", 0) as server, open_page(f"http://127.0.0.1:{port}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
         server.kill()
         server.wait()
         page.until(f"{IS_ERROR} && {STATE} === 'The connection was lost. Trying again'")
@@ -614,7 +365,7 @@ def test_a_server_that_comes_back_without_the_session_is_told(tmp_path: Path) ->
             page.until("document.getElementById('start').textContent === 'Start'")
             assert page.value(f"{IS_ERROR} && {STATE}") == "The server no longer has this session"
             assert page.value(f"{BLOCKED} && {HINT} === {STATE}")
-            page.value(f"{WAY}.click(), true")
+            go_on(page)
             page.until(f"{STATE} === 'Live'")
             assert not page.value(BLOCKED)
 
@@ -645,20 +396,14 @@ def test_a_timeline_that_is_opened_in_line_keeps_one_place(start: Starter, tmp_p
     server = start(max_sessions=1)
     (tmp_path / "b.jsonl").write_text('{"chunk": 0, "begin": {"seed": 0, "prompt": "b"}}\n')
     with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
-        begin(first)
-        first.until(f"{FRAMES} > 5")
+        play(first)
         begin(second)
-        second.until(f"{STATE}.includes('You are number 1 in line')")
-        held = Held(server.manager.open)
-        server.manager.open = held  # type: ignore[method-assign, assignment]
+        second.until(IN_LINE)
+        held = held_opening(server)
         second.upload("#timeline-file", tmp_path / "b.jsonl")
-        assert held.called.wait(LIMIT_S)
-        held.release_soon()
-        assert held.ended.wait(LIMIT_S)
-        end = time.monotonic() + LIMIT_S
-        while server.manager.admission.waiting != 1:
-            assert time.monotonic() < end, "the place before is kept"
-            time.sleep(0.05)
+        held.wait_for_call()
+        held.finish()
+        until(lambda: server.manager.admission.waiting == 1, "the place before is given up")
 
 
 def test_a_session_that_cannot_begin_anew_leaves_no_buttons_of_the_one_before(
@@ -670,12 +415,11 @@ def test_a_session_that_cannot_begin_anew_leaves_no_buttons_of_the_one_before(
     server = start()
     with open_page(f"{server.url}/") as page:
         page.save_into(tmp_path)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        page.value("document.getElementById('record').click(), true")
+        play(page)
+        page.click("record")
         page.until(f"{FRAMES} > {page.value(FRAMES)} + 10")
         monkeypatch.setattr(server.manager, "open", refuse)
-        page.value("document.getElementById('timeline-replay').click(), true")
+        page.click("timeline-replay")
         page.until(f"{IS_ERROR} && {STATE} === 'No more'")
         for name in ("pause", "share", "stop", "record"):
             assert page.value(f"document.getElementById('{name}').hidden")
@@ -690,15 +434,14 @@ def test_a_file_that_is_played_ends_with_its_session(start: Starter, tmp_path: P
             "window.pieces = []; const send = WebSocket.prototype.send; WebSocket.prototype.send = function (data) "
             "{ if (typeof data !== 'string') pieces.push(this); return send.call(this, data); }; true"
         )
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
         page.value(  # the second piece waits until `later` is called
             "window.wait = setTimeout; window.setTimeout = (action, ms, ...given) => "
             "pieces.length && !window.later ? (window.later = action) : wait(action, ms, ...given); true"
         )
         page.upload("#voice", tmp_path / "quiet.wav")
         page.until("pieces.length === 1 && Boolean(window.later)")
-        page.value("document.getElementById('stop').click(), true")
+        page.click("stop")
         begin(page)
         page.until(f"{STATE} === 'Live' && sockets.length > 1")
         page.value("later(), true")
@@ -726,9 +469,8 @@ def test_a_voice_that_is_chosen_while_a_session_opens_is_heard_in_it(start: Star
         page.until("document.getElementById('voice-name').textContent === 'quiet.wav, 1 s'")
         assert page.value("pieces") == 1
         page.until(f"{FRAMES} > 5")
-        page.value("document.getElementById('stop').click(), true")
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        page.click("stop")
+        play(page)
         assert page.value("pieces") == 1  # this one began with it
 
 
@@ -736,13 +478,8 @@ def test_a_file_that_cannot_be_played_while_the_connection_is_lost_is_told(
     start: Starter, tmp_path: Path
 ) -> None:
     (tmp_path / "quiet.wav").write_bytes(wav(np.zeros(16_000, "<i2"), 16_000))
-    with open_page(f"{start(talk_opener).url}/") as page:
-        page.value(COUNT_SOCKETS)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        page.value(NO_MORE_SOCKETS)
-        page.value("sockets.at(-1).close(), true")
-        page.until(f"{STATE} === 'The connection was lost. Trying again'")
+    with playing(start, talk_opener) as (_, page):
+        lose_connection(page)
         page.upload("#voice", tmp_path / "quiet.wav")
         page.until(f"{STATE} === 'The connection was lost. Try again when it is back'")
 
@@ -757,12 +494,11 @@ def test_a_video_that_cannot_be_decoded_starts_again(start: Starter) -> None:
         )
         page.call("Page.navigate", url=f"{server.url}/")
         page.until("document.getElementById('start')?.disabled === false")
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
         before = set(server.manager.sessions)
         page.value("worker.onmessage({data: {failed: 'no'}}), true")
         page.until(f"{HINT} === 'This browser cannot decode the video: no'")
-        page.value(f"{WAY}.click(), true")
+        go_on(page)
         page.until(f"{STATE} === 'Live'")
         assert not before & set(server.manager.sessions)
 
@@ -779,16 +515,6 @@ def test_a_browser_asks_whether_the_files_of_a_page_are_new(start: Starter) -> N
         assert page.value(f"{kept}.map((file) => file.name)") == []
 
 
-# What the page asks for when it opens a session, the newest last.
-OPENINGS = """
-window.asked = [];
-const ask = fetch;
-window.fetch = (url, given) => {
-  if (given?.method === "POST" && String(url).endsWith("/v1/sessions")) asked.push(JSON.parse(given.body));
-  return ask(url, given);
-};
-true
-"""
 # A picture that somebody drops on the page.
 DROP = """
 (async () => {
@@ -804,36 +530,16 @@ DROP = """
 def test_a_picture_that_is_chosen_in_line_is_what_the_session_begins_with(start: Starter) -> None:
     server = start(max_sessions=1)
     with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
-        begin(first)
-        first.until(f"{FRAMES} > 5")
+        play(first)
         second.value(OPENINGS)
         begin(second)
-        second.until(f"{HINT}.includes('You are number 1 in line')")
+        second.until(IN_LINE)
         second.value(
             "window.hints = []; const hint = document.getElementById('notice-text');"
             "new MutationObserver(() => hints.push(hint.textContent)).observe(hint, {childList: true}); true"
         )
         second.value(DROP)
         second.until("!document.getElementById('image-thumbnail').hidden")
-        first.value("document.getElementById('stop').click(), true")
+        first.click("stop")
         second.until("Boolean(asked.at(-1).image)")
         assert not second.value("hints.some((hint) => hint.includes('press Start'))")
-
-
-def test_a_voice_that_is_chosen_in_line_is_what_the_session_speaks_with(
-    start: Starter, tmp_path: Path
-) -> None:
-    server = start(speech_opener, max_sessions=1)
-    (tmp_path / "voice.wav").write_bytes(wav(np.zeros(16_000, "<i2"), 16_000))
-    with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
-        for page in (first, second):
-            page.until(f"{STATE} === 'Ready'")
-        first.value("document.getElementById('start').click(), true")
-        first.until(f"{STATE} === 'Listening'")
-        second.value(OPENINGS)
-        second.value("document.getElementById('start').click(), true")
-        second.until(f"{HINT}.includes('You are number 1 in line')")
-        second.upload("#voice", tmp_path / "voice.wav")
-        second.until("document.getElementById('voice-name').textContent === 'voice.wav'")
-        first.call("Page.navigate", url="about:blank")
-        second.until("Boolean(asked.at(-1).voice)")

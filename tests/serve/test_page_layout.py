@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from .browser import Page, browser_path, open_page
+from .browser import Page, open_page
 from .conftest import Starter, toy_opener
-from .test_page import FRAMES, begin
+from .pages import FAKE_DEVICES, NEEDS_BROWSER, STATE, play, playing
 from .test_speech import opener as speech_opener
 from .toys import film_opener, game_opener, shown_opener
 
-pytestmark = [
-    pytest.mark.usefixtures("quick"),
-    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
-]
+pytestmark = [pytest.mark.usefixtures("quick"), NEEDS_BROWSER]
 SIZES = [(1280, 800), (390, 844), (844, 390)]
 # What is wrong with where controls are; the examples alone may be scrolled to.
 FAULTS = """
@@ -70,40 +67,36 @@ def seen(page: Page, name: str) -> bool:
 def test_all_of_a_video_page_is_on_the_screen_and_nothing_lies_over_another(
     start: Starter, opener: object
 ) -> None:
-    server = start(opener)
-    with open_page(f"{server.url}/", "--force-prefers-reduced-motion") as page:
-        page.until("document.getElementById('state').textContent === 'Ready'")
+    with open_page(f"{start(opener).url}/", "--force-prefers-reduced-motion") as page:
+        page.until(f"{STATE} === 'Ready'")
         for size in SIZES:
             page.resize(*size)
             assert page.value(FAULTS) == []
             assert seen(page, "start")
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
         for size in SIZES:
             page.resize(*size)
             page.mouse("mouseMoved", size[0] / 2, 100)
             assert page.value(FAULTS) == []
             assert seen(page, "start")
-            page.value("document.getElementById('record').click(), true")
+            page.click("record")
             page.value("document.getElementById('change').value = 'fade', true")
             page.value("document.getElementById('change').dispatchEvent(new Event('change')), true")
             assert page.value("document.getElementById('amount').checkVisibility()")
             assert page.value(FAULTS) == []
-            page.value("document.getElementById('record').click(), true")
+            page.click("record")
         assert page.problems == []
 
 
 def test_all_of_a_page_that_takes_a_camera_is_on_the_screen(start: Starter) -> None:
-    fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
-    with open_page(f"{start(film_opener).url}/", *fake) as page:
-        page.until("document.getElementById('state').textContent === 'Ready'")
+    with open_page(f"{start(film_opener).url}/", *FAKE_DEVICES) as page:
+        page.until(f"{STATE} === 'Ready'")
         for size in SIZES:
             page.resize(*size)
             assert page.value(FAULTS) == []
-        page.value("document.getElementById('webcam').click(), true")
+        page.click("webcam")
         page.until("document.getElementById('webcam').getAttribute('aria-pressed') === 'true'")
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
         page.value("document.getElementById('change').value = 'fade', true")
         page.value("document.getElementById('change').dispatchEvent(new Event('change')), true")
         for size in SIZES:
@@ -115,14 +108,13 @@ def test_all_of_a_page_that_takes_a_camera_is_on_the_screen(start: Starter) -> N
 
 @pytest.mark.parametrize("size", SIZES)
 def test_all_of_a_page_that_speaks_is_on_the_screen(start: Starter, size: tuple[int, int]) -> None:
-    server = start(speech_opener)
-    with open_page(f"{server.url}/") as page:
+    with open_page(f"{start(speech_opener).url}/") as page:
         page.resize(*size)
-        page.until("document.getElementById('state').textContent === 'Ready'")
+        page.until(f"{STATE} === 'Ready'")
         assert page.value(FAULTS) == []
         assert seen(page, "start")
         assert seen(page, "text")
-        page.value("document.getElementById('start').click(), true")
+        page.click("start")
         page.until("document.getElementById('say').checkVisibility()")
         assert page.value(FAULTS) == []
         assert seen(page, "say")
@@ -130,11 +122,9 @@ def test_all_of_a_page_that_speaks_is_on_the_screen(start: Starter, size: tuple[
 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_picture_is_the_page_and_is_whole(start: Starter, size: tuple[int, int]) -> None:
-    server = start()
-    with open_page(f"{server.url}/") as page:
+    with open_page(f"{start().url}/") as page:
         page.resize(*size)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
         width, height, fit = page.value(
             "(({width, height}) => [width, height, getComputedStyle(document.getElementById('video')).objectFit])"
             "(document.getElementById('video').getBoundingClientRect())"
@@ -145,9 +135,7 @@ def test_the_picture_is_the_page_and_is_whole(start: Starter, size: tuple[int, i
 
 
 def test_a_sheet_closes_by_its_button_by_escape_and_by_a_press_on_the_picture(start: Starter) -> None:
-    with open_page(f"{start().url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+    with playing(start) as (_, page):
         sheet = "document.getElementById('timeline')"
         for closing in ("button", "escape", "picture", "other"):
             page.value("document.querySelector('[aria-controls=timeline]').click(), true")
@@ -157,7 +145,7 @@ def test_a_sheet_closes_by_its_button_by_escape_and_by_a_press_on_the_picture(st
             elif closing == "escape":
                 page.call("Input.dispatchKeyEvent", type="rawKeyDown", key="Escape", code="Escape")
             elif closing == "picture":
-                page.value("document.getElementById('video').click(), true")
+                page.click("video")
             else:
                 page.value("document.querySelector('[aria-controls=more]').click(), true")
                 assert page.value("document.getElementById('more').checkVisibility()")
@@ -166,11 +154,8 @@ def test_a_sheet_closes_by_its_button_by_escape_and_by_a_press_on_the_picture(st
 
 
 def test_controls_fade_while_nobody_does_anything_and_a_key_is_still_answered(start: Starter) -> None:
-    server = start(game_opener)
     opacity = "Number(getComputedStyle(document.getElementById('{}')).opacity)"
-    with open_page(f"{server.url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+    with playing(start, game_opener) as (_, page):
         page.mouse("mouseMoved", 100, 100)
         page.until(f"{opacity.format('dock')} === 0 && {opacity.format('pad')} === 0")
         page.key("KeyW", down=True)
@@ -179,7 +164,7 @@ def test_controls_fade_while_nobody_does_anything_and_a_key_is_still_answered(st
         page.key("KeyW", down=False)
         page.mouse("mouseMoved", 120, 100)
         page.until(f"{opacity.format('dock')} === 1")
-        page.value("document.getElementById('pause').click(), true")
-        page.until("document.getElementById('state').textContent === 'Paused'")
+        page.click("pause")
+        page.until(f"{STATE} === 'Paused'")
         page.value("new Promise((done) => setTimeout(done, 4500))")
         assert page.value(opacity.format("dock")) == 1  # nothing plays: what goes on is at hand

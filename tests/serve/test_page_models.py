@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import time
-import wave
 from collections.abc import Callable
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -23,16 +22,16 @@ from tests.voxcpm2.models import PLAIN
 from tests.voxcpm2.test_sessions import opened as opened_speech
 
 from .artifacts import ENVIRONMENT, make_talk, make_way, make_world
-from .browser import Page, browser_path, open_page
+from .browser import Page, open_page
 from .conftest import Running, Starter
+from .pages import FRAMES, NEEDS_BROWSER, REACTION, STATE, choose_tone
 from .test_server import http
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.quiet,
-    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
+    NEEDS_BROWSER,
 ]
-FRAMES = "Number(document.body.dataset.painted || 0)"
 SHIFT = 10  # pixels, the most that is looked for
 # Keeps every painted frame: its number and its pixels.
 WATCH = """
@@ -124,7 +123,7 @@ def test_a_world_plays_in_order_moves_as_keys_say_and_changes_with_the_sentence(
     purple, yellow = (190, 90, 220), (240, 220, 60)
     with open_page(f"{serve(world).url}/") as page:
         page.until("!document.getElementById('start').disabled")  # the artifact brings picture and prompt
-        page.value("document.getElementById('start').click(); true")
+        page.click("start")
         page.until(f"{FRAMES} > 20")
         assert page.value("document.getElementById('video').getAttribute('width')") is not None
         numbers, still = watched(page, 12)
@@ -157,9 +156,9 @@ def test_a_world_plays_in_order_moves_as_keys_say_and_changes_with_the_sentence(
         picture = page.pixels()
         assert share(picture, yellow) > 0.05
         assert share(picture, purple) < 0.01
-        page.value("document.getElementById('record').click(); true")
+        page.click("record")
         page.until(f"{FRAMES} > {page.value(FRAMES)} + 20")
-        page.value("document.getElementById('record').click(); true")
+        page.click("record")
         page.until("Number(document.body.dataset.saved) > 1000")
         assert page.problems == []
 
@@ -236,14 +235,8 @@ def test_a_player_by_webrtc_sees_a_world_and_moves_it(world: Path, serve: Serve)
 def test_a_portrait_is_seen_and_its_voice_heard_on_one_clock(
     talk: Path, serve: Serve, tmp_path: Path
 ) -> None:
-    tone = (12_000 * np.sin(2 * np.pi * 440 * np.arange(16_000 * 30) / 16_000)).astype("<i2")
-    with wave.open(str(tmp_path / "tone.wav"), "wb") as file:
-        file.setparams((1, 2, 16_000, 0, "NONE", ""))
-        file.writeframes(tone.tobytes())
     with open_page(f"{serve(talk).url}/") as page:
-        page.until("document.getElementById('model').textContent")
-        page.upload("#voice", tmp_path / "tone.wav")
-        page.until("document.getElementById('voice-name').textContent === 'tone.wav'")
+        choose_tone(page, tmp_path)
         begin(page, talk, "a red disc")
         page.until(f"{FRAMES} > 60")
         assert page.value("document.body.dataset.sound") == "opus"  # by isConfigSupported
@@ -255,10 +248,10 @@ def test_a_portrait_is_seen_and_its_voice_heard_on_one_clock(
             " o.observe(document.body, {attributes: true, attributeFilter: ['data-frame']}); })"
         )
         assert numbers == list(range(numbers[0], numbers[0] + 40))
-        page.value("document.getElementById('mute').click(); true")
-        page.value("document.getElementById('pause').click(); true")
-        page.until("document.getElementById('state').textContent === 'Paused'")
-        page.value("document.getElementById('pause').click(); true")
+        page.click("mute")
+        page.click("pause")
+        page.until(f"{STATE} === 'Paused'")
+        page.click("pause")
         page.until(f"{FRAMES} > {page.value(FRAMES)} + 20")
         assert page.problems == []
 
@@ -285,12 +278,12 @@ def test_a_page_asks_for_two_pictures_where_a_video_leads_from_one_to_the_other(
             4
         ]  # 16 frames: 1, and 4 a latent
         page.value("document.getElementById('last_s').value = 0.5; true")
-        page.value("document.getElementById('restart').click(); true")
+        page.click("restart")
         while not (others := [other for other in server.manager.sessions.values() if other is not session]):
             time.sleep(0.02)
         assert isinstance(others[0].content, VideoContent)
         assert others[0].content.opening.pictures["inputs"]["last_frame"].tolist() == [2]
-        page.until("document.getElementById('state').textContent === 'Live'")
+        page.until(f"{STATE} === 'Live'")
         page.screenshot(way.parent / "way.png")
         page.screenshot(way.parent / "way-phone.png", 390, 1300)
         assert page.value("document.documentElement.scrollWidth <= 390")
@@ -305,24 +298,23 @@ def test_what_one_types_is_spoken_in_the_browser(
         "voxcpm2-tiny-fp32",
         lambda path: write_random_voxcpm2(path, PLAIN, seed=11, dtype=torch.float32),
     )
-    server = start(lambda: opened_speech(folder, 2, (1, 2)))
-    with open_page(f"{server.url}/") as page:
+    with open_page(f"{start(lambda: opened_speech(folder, 2, (1, 2))).url}/") as page:
         page.until("!document.getElementById('text').disabled")
         page.value("document.getElementById('text').focus()")
         page.call("Input.insertText", text="The first sentence. And so")
         page.until("Number(document.body.dataset.samples) > 0")  # before the second one has ended
-        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+        page.until(f"{REACTION}.endsWith('ms')")
         page.until("Number(document.body.dataset.heard) > 0")
         stood = page.value("Number(document.body.dataset.samples)")
         page.call("Input.insertText", text=" on")
-        page.value("document.getElementById('say').click(); true")
+        page.click("say")
         page.until(f"Number(document.body.dataset.samples) > {stood}")
-        page.value("document.getElementById('hush').click(); true")
+        page.click("hush")
         page.value("document.getElementById('text').value = '😄'; true")
-        page.value("document.getElementById('again').click(); true")
-        page.until("document.getElementById('state').textContent.includes('nothing to say')")
+        page.click("again")
+        page.until(f"{STATE}.includes('nothing to say')")
         page.value("document.getElementById('text').value = 'The first sentence.'; true")
-        page.value("document.getElementById('save').click(); true")
+        page.click("save")
         page.until("Number(document.body.dataset.saved) > 100")
         page.screenshot(folder.parent / "speech.png", 1280, 800)
         assert [text for text in page.problems if "503" not in text] == []  # its row is not free at once

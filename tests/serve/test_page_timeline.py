@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,17 +11,12 @@ from seko_serve.protocol import Control
 from seko_serve.video.content import VideoContent
 from tests.runtime import toy_pool
 
-from .browser import Page, browser_path, open_page
-from .conftest import LIMIT_S, Starter
-from .test_page import FRAMES, begin
-from .test_page_errors import applied
+from .bounded import until
+from .browser import Page, open_page
+from .conftest import Starter
+from .pages import CHUNK, IS_ERROR, LINES, NEEDS_BROWSER, STATE, begin, play, playing
 
-pytestmark = [
-    pytest.mark.usefixtures("quick"),
-    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
-]
-__all__ = ["applied"]  # a fixture
-LINES = "[...document.querySelectorAll('#history button')].map((line) => line.textContent)"
+pytestmark = [pytest.mark.usefixtures("quick"), NEEDS_BROWSER]
 ALL_PLACED = (
     "document.querySelectorAll('#history button').length === {} && !document.querySelector('.waiting')"
 )
@@ -46,8 +39,7 @@ FIELD = "document.getElementById('prompt').value"
 
 def asked_for(page: Page, *prompts: tuple[str, str]) -> None:
     """Begin with the first prompt, and change to each further one in its way once the one before is followed."""
-    begin(page, prompts[0][0])
-    page.until(f"{FRAMES} > 5")
+    play(page, prompts[0][0])
     for number, (prompt, way) in enumerate(prompts[1:], 2):
         change(page, prompt, way)
         page.until(ALL_PLACED.format(number))
@@ -59,22 +51,12 @@ def change(page: Page, prompt: str, way: str) -> None:
     begin(page, prompt)
 
 
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def saved(page: Page, folder: Path) -> Path:
     """Save the timeline; return its file."""
     page.save_into(folder)
-    page.value("document.getElementById('timeline-save').click(), true")
-    end = time.monotonic() + LIMIT_S
-    while not (files := [*folder.glob("seko*.jsonl")]):
-        assert time.monotonic() < end, "nothing was saved"
-        time.sleep(0.05)
-    return files[0]
+    page.click("timeline-save")
+    until(lambda: [*folder.glob("seko*.jsonl")], "nothing was saved")
+    return next(folder.glob("seko*.jsonl"))
 
 
 def test_a_timeline_that_was_saved_and_is_played_again_asks_for_the_same(
@@ -96,7 +78,7 @@ def test_a_timeline_that_was_saved_and_is_played_again_asks_for_the_same(
             change(page, prompt, way)
         page.until(ALL_PLACED.format(5))
         file = saved(page, tmp_path)
-        page.value("document.getElementById('stop').click(), true")
+        page.click("stop")
         assert page.problems == []
     once = asked()
     fade = [weight for text, _, weight in once if text == "b"]
@@ -142,15 +124,17 @@ def test_a_fade_of_which_a_chunk_followed_two_steps_is_saved_and_read_as_one_fad
     ]
 
 
-def test_a_file_that_is_no_timeline_is_told(start: Starter, tmp_path: Path) -> None:
-    (tmp_path / "other.jsonl").write_text('{"chunk": 0}\n')
-    with open_page(f"{start().url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        page.upload("#timeline-file", tmp_path / "other.jsonl")
-        page.until("document.getElementById('state').textContent.startsWith('other.jsonl')")
-        assert page.value("document.getElementById('state').classList.contains('error')")
+def test_a_file_that_is_no_timeline_is_told_and_can_be_chosen_again(start: Starter, tmp_path: Path) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_text('{"chunk": 0}\n')
+    with playing(start) as (_, page):
+        page.upload("#timeline-file", file)
+        page.until(f"{IS_ERROR} && {STATE}.startsWith('some.jsonl is no timeline')")
         assert page.value("document.getElementById('stop').checkVisibility()")  # the video goes on
+        assert page.value("document.getElementById('timeline-file').value") == ""
+        file.write_text('{"chunk": 0, "begin": {"seed": 0, "prompt": "b"}}\n')
+        page.upload("#timeline-file", file)
+        page.until(f"{LINES}.join() === 'b' && {STATE} === 'Live'")
 
 
 def test_the_arrows_go_through_what_was_asked_before(start: Starter) -> None:
@@ -164,26 +148,13 @@ def test_the_arrows_go_through_what_was_asked_before(start: Starter) -> None:
         assert seen == ["c a", "a b", "a b", "c a", "b"]
 
 
-def test_a_file_of_which_something_was_wrong_can_be_chosen_again(start: Starter, tmp_path: Path) -> None:
-    file = tmp_path / "some.jsonl"
-    file.write_text('{"chunk": 0}\n')
-    with open_page(f"{start().url}/") as page:
-        page.until("!document.getElementById('start').disabled")
-        page.upload("#timeline-file", file)
-        page.until("document.getElementById('state').textContent.startsWith('some.jsonl is no timeline')")
-        assert page.value("document.getElementById('timeline-file').value") == ""
-        file.write_text('{"chunk": 0, "begin": {"seed": 0, "prompt": "b"}}\n')
-        page.upload("#timeline-file", file)
-        page.until(f"{FRAMES} > 5")
-
-
 def test_a_stream_that_begins_again_in_a_fade_begins_with_its_prompt(
     start: Starter, applied: list[Control]
 ) -> None:
-    chunk = "Number(document.getElementById('chunk').textContent)"
+    chunk = f"Number({CHUNK})"
     with open_page(f"{start().url}/") as page:
         asked_for(page, ("a b", ""), ("c a", "fade"))
-        page.value("document.getElementById('restart').click(), true")
+        page.click("restart")
         page.until(f"{LINES}.join() === 'c a'")
         page.until(f"{chunk} > {page.value(chunk)} + 8")
     told = [(control.type, control.fields.get("weight", 1)) for control in applied]

@@ -13,18 +13,27 @@ import pytest
 
 from tests.runtime import toy_whole
 
-from .browser import HELD_DEVICES, Page, browser_path, open_page
-from .conftest import LIMIT_S, Starter
-from .test_client import Held
-from .test_controls import wav
-from .test_page import COUNT_SOCKETS, FRAMES, begin
-from .test_page_errors import IS_ERROR, NO_MORE_SOCKETS, STATE
+from .browser import HELD_DEVICES, Page, open_page
+from .conftest import Starter
+from .held import held_opening
+from .pages import (
+    FAKE_DEVICES,
+    FRAMES,
+    IS_ERROR,
+    LINES,
+    NEEDS_BROWSER,
+    REACTION,
+    STATE,
+    begin,
+    choose_tone,
+    lose_connection,
+    play,
+    playing,
+    wait_until_empty,
+)
 from .toys import film_opener, game_opener, shown_opener, talk_opener, world_opener
 
-pytestmark = [
-    pytest.mark.usefixtures("quick"),
-    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
-]
+pytestmark = [pytest.mark.usefixtures("quick"), NEEDS_BROWSER]
 # A tab that comes to the front, or goes to the back.
 HIDDEN = (
     "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}});"
@@ -32,7 +41,6 @@ HIDDEN = (
 )
 FOCUS = "document.activeElement.id || document.activeElement.tagName"
 MOST_TABS = 60
-FAKE_DEVICES = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 # The least contrast of the texts that are seen, and the text that has it, over a white and a black picture; WCAG 2.2
 # wants 4.5.
 CONTRAST = """
@@ -83,12 +91,12 @@ def test_everything_can_be_done_by_keyboard_alone(start: Starter, tmp_path: Path
         page.call("Input.insertText", text="a b")
         page.press("Enter", "\r")
         page.until(f"{FRAMES} > 5")
-        assert page.value("document.getElementById('state').textContent") == "Live"
+        assert page.value(STATE) == "Live"
         tab_to(page, "pause")
         page.press("Enter", "\r")
-        page.until("document.getElementById('state').textContent === 'Paused'")
+        page.until(f"{STATE} === 'Paused'")
         page.press(" ", " ")
-        page.until("document.getElementById('state').textContent === 'Live'")
+        page.until(f"{STATE} === 'Live'")
         tab_to(page, "record")
         page.press("Enter", "\r")
         page.until(f"{FRAMES} > {page.value(FRAMES)} + 20")
@@ -113,23 +121,19 @@ def test_everything_can_be_done_by_keyboard_alone(start: Starter, tmp_path: Path
         page.press("Enter", "\r")
         page.until("document.getElementById('start').textContent === 'Start'")
         assert page.problems == []
-    while server.manager.sessions:
-        time.sleep(0.02)
+    wait_until_empty(server)
 
 
 def test_keys_steer_from_wherever_nobody_writes(start: Starter) -> None:
-    server = start(world_opener)
     lit = "[...document.querySelectorAll('.keys .held')].map((e) => e.dataset.code).join()"
-    with open_page(f"{server.url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+    with playing(start, world_opener) as (_, page):
         assert page.value(FOCUS) == "video"
         page.key("KeyW", down=True)
         page.key("ArrowLeft", down=True)
         assert page.value(lit) == "KeyW,KeyJ"
         page.key("KeyW", down=False)
         page.key("ArrowLeft", down=False)
-        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+        page.until(f"{REACTION}.endsWith('ms')")
         page.value("document.getElementById('prompt').focus()")
         page.key("KeyW", down=True)
         assert page.value(lit) == ""
@@ -153,11 +157,8 @@ true
 @pytest.fixture
 def played(start: Starter) -> Iterator[Page]:
     """The page of a world with axes, while it runs; of what it sends, see `GAMEPAD`."""
-    server = start(game_opener)
-    with open_page(f"{server.url}/") as page:
+    with playing(start, game_opener) as (_, page):
         page.value(GAMEPAD)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
         yield page
         assert page.problems == []
 
@@ -177,52 +178,61 @@ def test_a_gamepad_presses_keys_and_moves_axes(played: Page) -> None:
     page.until(f"{lit} === ''")
     page.until("events.some((event) => event.axes?.yaw === 0 && event.axes?.pitch === -1)")
     assert page.value("events.filter((event) => event.axes).length") == 2  # only what changes is told
-    page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+    page.until(f"{REACTION}.endsWith('ms')")
+
+
+def middle(page: Page) -> tuple[float, float]:
+    """The middle of the picture."""
+    x, y = page.value(
+        "(({x, y, width, height}) => [x + width / 2, y + height / 2])("
+        "document.getElementById('video').getBoundingClientRect())"
+    )
+    return x, y
+
+
+def hold_mouse(page: Page) -> None:
+    """Click the picture, which holds the mouse then."""
+    for kind in ("mousePressed", "mouseReleased"):
+        page.mouse(kind, *middle(page))
+    page.until("document.pointerLockElement?.id === 'video'")
 
 
 def test_a_mouse_that_the_picture_holds_looks_around(played: Page) -> None:
-    page = played
-    box = page.value("(({x, y, width, height}) => [x + width / 2, y + height / 2])("
-                     "document.getElementById('video').getBoundingClientRect())")  # fmt: skip
-    page.mouse("mouseMoved", *box)
-    assert page.value("events.length") == 0  # nobody has clicked
-    page.mouse("mousePressed", *box)
-    page.mouse("mouseReleased", *box)
-    page.until("document.pointerLockElement?.id === 'video'")
-    page.value("new Promise((done) => setTimeout(() => { events.length = 0; done(true); }, 300))")
-    page.value("document.getElementById('video').dispatchEvent("
-               "new PointerEvent('pointermove', {movementX: 30, movementY: 20})), true")  # fmt: skip
-    page.until("events.some((event) => event.moved)")
-    assert moved_by(page) == pytest.approx({"yaw": 0.3, "pitch": -0.2})
+    played.mouse("mouseMoved", *middle(played))
+    assert played.value("events.length") == 0  # nobody has clicked
+    hold_mouse(played)
+    played.value("new Promise((done) => setTimeout(() => { events.length = 0; done(true); }, 300))")
+    played.value(
+        "document.getElementById('video').dispatchEvent("
+        "new PointerEvent('pointermove', {movementX: 30, movementY: 20})), true"
+    )
+    played.until("events.some((event) => event.moved)")
+    assert moved_by(played) == pytest.approx({"yaw": 0.3, "pitch": -0.2})
 
 
 def test_a_finger_that_drags_looks_around(played: Page) -> None:
-    page = played
-    page.resize(390, 844)
-    x, y = page.value("(({x, y, width, height}) => [x + width / 2, y + height / 2])("
-                      "document.getElementById('video').getBoundingClientRect())")  # fmt: skip
+    played.resize(390, 844)
+    x, y = middle(played)
     for kind, points in (("touchStart", [(x, y)]), ("touchMove", [(x - 25, y + 10)]),
                          ("touchMove", [(x - 50, y + 10)]), ("touchEnd", [])):  # fmt: skip
-        page.call("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": a, "y": b} for a, b in points])
-    page.until("events.some((event) => event.moved)")
-    page.until(
+        played.call("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": a, "y": b} for a, b in points])
+    played.until(
         "events.filter((event) => event.moved).reduce((sum, {moved}) => sum + (moved.yaw ?? 0), 0) <= -.49"
     )
-    assert moved_by(page) == pytest.approx({"yaw": -0.5, "pitch": -0.1})
+    assert moved_by(played) == pytest.approx({"yaw": -0.5, "pitch": -0.1})
 
 
 def test_who_comes_sees_the_example_move_where_a_place_is_free(start: Starter) -> None:
     server = start(shown_opener)
-    prompts = "[...document.querySelectorAll('#history button')].map((line) => line.textContent).join()"
     pages = [open_page(f"{server.url}/") for _ in range(server.manager.capacity + 1)]
     with ExitStack() as opened:
         for each in pages[:-1]:
             page = opened.enter_context(each)
             page.until(f"{FRAMES} > 5")
-            assert page.value(prompts) == "a b"
+            assert page.value(LINES) == ["a b"]
             assert page.problems == []
         late = opened.enter_context(pages[-1])
-        late.until("document.getElementById('state').textContent === 'Ready'")
+        late.until(f"{STATE} === 'Ready'")
         assert late.value("document.getElementById('start').textContent") == "Start"
 
 
@@ -244,15 +254,13 @@ def test_a_page_begins_though_the_place_that_it_left_is_not_free_at_once(start: 
 def test_nothing_moves_by_itself_for_who_wants_less_motion(start: Starter) -> None:
     server = start(shown_opener)
     with open_page(f"{server.url}/", "--force-prefers-reduced-motion") as page:
-        page.until("document.getElementById('state').textContent === 'Ready'")
+        page.until(f"{STATE} === 'Ready'")
         time.sleep(0.5)
         assert not server.manager.sessions
 
 
 def test_figures_stand_behind_a_key(start: Starter) -> None:
-    with open_page(f"{start().url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+    with playing(start) as (_, page):
         shown = "document.getElementById('figures').checkVisibility()"
         assert not page.value(shown)
         page.key("F2", down=True)
@@ -272,14 +280,12 @@ def test_the_help_names_each_key_once_and_what_else_steers(played: Page) -> None
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_texts_can_be_read_over_any_picture(start: Starter, width: int) -> None:
-    server = start(world_opener)
-    with open_page(f"{server.url}/") as page:
+    with open_page(f"{start(world_opener).url}/") as page:
         page.resize(width, 844)
         page.until("!document.getElementById('start').disabled")
         for state in ("before", "live"):
             if state == "live":
-                begin(page)
-                page.until(f"{FRAMES} > 5")
+                play(page)
             for sheet in ("", "timeline", "more"):
                 page.value(f"document.querySelector('[aria-controls={sheet}]').click()" if sheet else "1")
                 contrast, text = page.value(CONTRAST)
@@ -289,12 +295,10 @@ def test_texts_can_be_read_over_any_picture(start: Starter, width: int) -> None:
 
 
 def test_in_full_screen_the_picture_takes_the_whole_screen(start: Starter) -> None:
-    server = start()
-    with open_page(f"{server.url}/") as page:
+    with open_page(f"{start().url}/") as page:
         page.resize(1280, 800)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        page.value("document.getElementById('full').click(); true")
+        play(page)
+        page.click("full")
         page.until("document.fullscreenElement?.id === 'stage'")
         box = page.until(
             "(({x, y, width, height}) => [x, y, width, height])("
@@ -308,12 +312,12 @@ def recorded(page: Page, folder: Path) -> Path:
     """Record for a while by the button; return the file that the browser saved."""
     page.save_into(folder)
     page.until(f"{FRAMES} > 5")
-    page.value("document.getElementById('record').click(); true")
+    page.click("record")
     assert page.value("document.getElementById('recording').textContent") == "0:00"
     page.until("document.getElementById('recording').checkVisibility()")
     page.until(f"{FRAMES} > {page.value(FRAMES)} + 30")
     page.until("/^0:0[1-9]$|^0:[1-5][0-9]$/.test(document.getElementById('recording').textContent)")
-    page.value("document.getElementById('record').click(); true")
+    page.click("record")
     page.until("Number(document.body.dataset.saved) > 100")
     while True:
         files = [file for file in folder.glob("seko.*") if file.suffix in (".mp4", ".webm")]
@@ -323,8 +327,7 @@ def recorded(page: Page, folder: Path) -> Path:
 
 
 def test_a_recording_plays_what_was_shown(start: Starter, tmp_path: Path) -> None:
-    server = start()
-    with open_page(f"{server.url}/") as page:
+    with open_page(f"{start().url}/") as page:
         begin(page)
         file = recorded(page, tmp_path)
         assert page.problems == []
@@ -339,25 +342,19 @@ def test_a_recording_plays_what_was_shown(start: Starter, tmp_path: Path) -> Non
 def test_a_recording_of_a_pause_alone_is_no_file(start: Starter, tmp_path: Path) -> None:
     with open_page(f"{start().url}/") as page:
         page.save_into(tmp_path)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        page.value("document.getElementById('pause').click(), true")
-        page.until("document.getElementById('state').textContent === 'Paused'")
+        play(page)
+        page.click("pause")
+        page.until(f"{STATE} === 'Paused'")
         page.until("Number(document.getElementById('buffered').textContent) === 0")
         for _ in range(2):
-            page.value("document.getElementById('record').click(), true")
-        page.until("document.getElementById('state').textContent.startsWith('Nothing was shown')")
+            page.click("record")
+        page.until(f"{STATE}.startsWith('Nothing was shown')")
         assert page.value("document.body.dataset.saved === undefined")
 
 
 def test_a_recording_has_the_sound_that_was_heard(start: Starter, tmp_path: Path) -> None:
-    tone = (12_000 * np.sin(2 * np.pi * 440 * np.arange(16_000 * 30) / 16_000)).astype("<i2")
-    (tmp_path / "tone.wav").write_bytes(wav(tone, 16_000))
-    server = start(talk_opener)
-    with open_page(f"{server.url}/") as page:
-        page.until("document.getElementById('model').textContent")
-        page.upload("#voice", tmp_path / "tone.wav")
-        page.until("document.getElementById('voice-name').textContent === 'tone.wav'")
+    with open_page(f"{start(talk_opener).url}/") as page:
+        choose_tone(page, tmp_path)
         begin(page)
         file = recorded(page, tmp_path)
     with av.open(str(file)) as container:
@@ -372,12 +369,10 @@ def test_a_recording_has_the_sound_that_was_heard(start: Starter, tmp_path: Path
 
 
 def test_a_session_that_ended_behind_another_tab_leaves_the_next_one_to_its_viewer(start: Starter) -> None:
-    with open_page(f"{start().url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+    with playing(start) as (_, page):
         page.value(HIDDEN.format("true"))
         page.until(f"{STATE} === 'Paused'")
-        page.value("document.getElementById('stop').click(), true")
+        page.click("stop")
         page.value(HIDDEN.format("false"))
         page.value(
             "window.said = []; const send = WebSocket.prototype.send; WebSocket.prototype.send = function (data) "
@@ -385,17 +380,17 @@ def test_a_session_that_ended_behind_another_tab_leaves_the_next_one_to_its_view
         )
         begin(page)
         page.until(f"{STATE} === 'Live'")
-        page.value("document.getElementById('pause').click(), true")
+        page.click("pause")
         page.until(f"{STATE} === 'Paused'")
         assert "play" not in page.value("said")
 
 
 def test_a_session_that_opens_behind_another_tab_waits_for_its_viewer(start: Starter) -> None:
     server = start()
-    held = server.manager.open = Held(server.manager.open)  # type: ignore[method-assign, assignment]
+    held = held_opening(server)
     with open_page(f"{server.url}/") as page:
         begin(page)
-        assert held.called.wait(LIMIT_S)
+        held.wait_for_call()
         page.value(HIDDEN.format("true"))
         assert not page.value(IS_ERROR)
         held.release_soon()
@@ -404,32 +399,25 @@ def test_a_session_that_opens_behind_another_tab_waits_for_its_viewer(start: Sta
         page.until(f"{STATE} === 'Live'")
 
 
-def test_what_a_gamepad_does_while_the_connection_is_lost_is_told_when_it_is_back(start: Starter) -> None:
-    with open_page(f"{start(game_opener).url}/") as page:
-        page.value(GAMEPAD)
-        page.value(COUNT_SOCKETS)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        page.value("pads[0].axes = [0, 0, .5, 0], true")
-        page.until("events.some((event) => event.axes?.yaw === .5)")
-        page.value(f"window.Counted = WebSocket; {NO_MORE_SOCKETS}")
-        page.value("sockets.at(-1).close(), true")
-        page.until(f"{STATE} === 'The connection was lost. Trying again'")
-        page.value("pads[0].buttons[0].pressed = true, pads[0].axes = [0, 0, 0, 0], true")
-        page.until("document.querySelectorAll('.keys .held').length")  # it was looked at
-        page.value("window.WebSocket = Counted, true")
-        page.until("events.filter((event) => event.axes).at(-1).axes.yaw === 0")
+def test_what_a_gamepad_does_while_the_connection_is_lost_is_told_when_it_is_back(played: Page) -> None:
+    played.value("pads[0].axes = [0, 0, .5, 0], true")
+    played.until("events.some((event) => event.axes?.yaw === .5)")
+    lose_connection(played)
+    played.value("pads[0].buttons[0].pressed = true, pads[0].axes = [0, 0, 0, 0], true")
+    played.until("document.querySelectorAll('.keys .held').length")  # it was looked at
+    played.value("window.WebSocket = Counted, true")
+    played.until("events.filter((event) => event.axes).at(-1).axes.yaw === 0")
 
 
 def test_what_is_held_when_a_session_begins_steers_it(start: Starter) -> None:
     server = start(game_opener)
-    held = server.manager.open = Held(server.manager.open)  # type: ignore[method-assign, assignment]
+    held = held_opening(server)
     key = {"code": "ArrowLeft", "key": "ArrowLeft"}
     with open_page(f"{server.url}/") as page:
         page.value(GAMEPAD)
         page.value("pads[0].axes = [0, 0, .5, 0], true")
         begin(page)
-        assert held.called.wait(LIMIT_S)
+        held.wait_for_call()
         page.value("pads[0].buttons[0].pressed = true, true")
         page.until("document.querySelectorAll('.keys .held').length")
         page.call("Input.dispatchKeyEvent", type="keyDown", **key)
@@ -449,9 +437,7 @@ def test_a_gamepad_that_is_unplugged_lets_its_sticks_go(played: Page) -> None:
 
 
 def test_enter_that_is_held_asks_once(start: Starter) -> None:
-    with open_page(f"{start().url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+    with playing(start) as (_, page):
         page.value(
             "document.getElementById('prompt').value = 'b', document.getElementById('prompt').focus(), true"
         )
@@ -467,30 +453,17 @@ def test_enter_that_is_held_asks_once(start: Starter) -> None:
         assert page.value("document.querySelectorAll('#history button').length") == 2
 
 
-def test_the_picture_lets_the_mouse_go_where_a_button_is_offered(start: Starter) -> None:
-    with open_page(f"{start(game_opener).url}/") as page:
-        page.value(COUNT_SOCKETS)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        box = page.value(
-            "(({x, y, width, height}) => [x + width / 2, y + height / 2])("
-            "document.getElementById('video').getBoundingClientRect())"
-        )
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            page.mouse(kind, *box)
-        page.until("document.pointerLockElement?.id === 'video'")
-        page.value(f"{NO_MORE_SOCKETS}; sockets.at(-1).close(), true")
-        page.until(f"{STATE} === 'The connection was lost. Trying again'")
-        page.until("!document.pointerLockElement")
+def test_the_picture_lets_the_mouse_go_where_a_button_is_offered(played: Page) -> None:
+    hold_mouse(played)
+    lose_connection(played)
+    played.until("!document.pointerLockElement")
 
 
 def test_a_microphone_is_off_when_its_session_has_ended_and_the_button_says_so(start: Starter) -> None:
-    with open_page(f"{start(talk_opener).url}/", *FAKE_DEVICES) as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        page.value("document.getElementById('microphone').click(), true")
+    with playing(start, talk_opener, options=FAKE_DEVICES) as (_, page):
+        page.click("microphone")
         page.until("document.getElementById('microphone').title === 'Stop speaking'")
-        page.value("document.getElementById('stop').click(), true")
+        page.click("stop")
         assert page.value("document.getElementById('microphone').title") == "Speak"
 
 
@@ -501,10 +474,9 @@ def test_a_camera_that_is_taken_away_is_off(start: Starter) -> None:
     with open_page(f"{start(film_opener).url}/", *FAKE_DEVICES) as page:
         page.value(f"{HELD_DEVICES}; allow(), true")
         page.until("!document.getElementById('start').disabled")
-        page.value("document.getElementById('webcam').click(), true")
+        page.click("webcam")
         page.until("document.getElementById('webcam').title === 'Camera off'")
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
         page.value(GONE)
         page.until(f"{STATE} === 'The camera is gone'")
         assert page.value("document.getElementById('webcam').title") == "Camera on"
@@ -513,9 +485,8 @@ def test_a_camera_that_is_taken_away_is_off(start: Starter) -> None:
 def test_a_microphone_that_is_taken_away_is_off(start: Starter) -> None:
     with open_page(f"{start(talk_opener).url}/", *FAKE_DEVICES) as page:
         page.value(f"{HELD_DEVICES}; allow(), true")
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        page.value("document.getElementById('microphone').click(), true")
+        play(page)
+        page.click("microphone")
         page.until("document.getElementById('microphone').title === 'Stop speaking'")
         page.value(GONE)
         page.until(f"{STATE} === 'The microphone is gone'")
@@ -524,13 +495,11 @@ def test_a_microphone_that_is_taken_away_is_off(start: Starter) -> None:
 
 def test_a_microphone_moves_a_portrait_that_was_silent(start: Starter) -> None:
     heard = "Number(document.body.dataset.heard || 0)"
-    with open_page(f"{start(talk_opener).url}/", *FAKE_DEVICES) as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+    with playing(start, talk_opener, options=FAKE_DEVICES) as (_, page):
         assert page.value(heard) < 0.01
-        page.value("document.getElementById('microphone').click(), true")
+        page.click("microphone")
         page.until("document.getElementById('microphone').getAttribute('aria-pressed') === 'true'")
         page.until(f"{heard} > 0.05")  # the browser's own beeps
-        page.value("document.getElementById('microphone').click(), true")
+        page.click("microphone")
         page.until(f"{FRAMES} > {page.value(FRAMES)} + 30")  # it ends, and the portrait is silent again
         assert page.problems == []

@@ -35,9 +35,9 @@ from seko_serve.video.realtime_stream import unpacked
 from tests.runtime import toy_whole
 
 from .conftest import Running, Starter
+from .pages import wait_until_empty
 from .realtime_client import PATH, WAIT_S, Client, opened
 from .test_controls import camera_of, chunk_of
-from .test_page_errors import wait_until_empty
 from .test_server import PROMPT, alone, http
 from .test_speech import opener as speech_opener
 from .toys import CAMERA, game_opener, toy_manifest, world_opener

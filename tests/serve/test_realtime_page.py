@@ -13,21 +13,16 @@ import pytest
 
 pytest.importorskip("msgpack")
 
-from .browser import Page, browser_path, open_page
+from .browser import Page, open_page
 from .conftest import Starter
 from .outside_clients import sglang_page
+from .pages import NEEDS_BROWSER, wait_until_empty
 from .realtime_client import PATH
-from .test_page import wait_until_empty
 from .test_videos import picture
 from .toys import world_opener
 
 __all__ = ["picture"]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
-]
-
-
+pytestmark = [pytest.mark.slow, NEEDS_BROWSER]
 # Whether the frames have come that follow the last event.
 STEERED = "(nextEventId > 1 && !playbackController.pendingEventId)"
 

@@ -26,8 +26,8 @@ from seko_serve.video.opening import opening_of
 from tests.runtime import toy_whole
 
 from .conftest import Starter
+from .pages import wait_until_empty
 from .test_client import watched
-from .test_page_errors import wait_until_empty
 from .test_server import PROMPT, alone, http, pictures
 from .test_speech import opener as speech_opener
 from .toys import VOICE, toy_manifest

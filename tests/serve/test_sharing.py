@@ -19,10 +19,10 @@ from seko_serve.errors import ServeError
 from seko_serve.live.watchers import MOST_BEHIND, MOST_WATCHERS, Watchers
 from seko_serve.protocol import Entrance, Media, parse_received
 
-from .browser import browser_path, open_page
-from .conftest import LIMIT_S, NewClient, Running, Starter
-from .test_page import FRAMES, begin
-from .test_page_errors import HINT, STATE
+from .bounded import LIMIT_S
+from .browser import open_page
+from .conftest import NewClient, Running, Starter
+from .pages import FRAMES, HINT, NEEDS_BROWSER, STATE, begin, play, playing
 from .test_server import PROMPT, alone, http, pictures, watch
 from .test_speech import opener as speech_opener
 from .toys import world_opener
@@ -206,23 +206,22 @@ async def test_a_watcher_who_reads_too_slowly_is_sent_away_and_the_others_are_no
     assert watchers.count == 1
 
 
-@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+@NEEDS_BROWSER
 def test_a_link_shows_the_video_to_another_person_who_has_no_key(start: Starter) -> None:
     key, server = "a key of one person", start(world_opener, keys=("a key of one person",))
-    state = "document.getElementById('state').textContent"
     with open_page(f"{server.url}/") as page, ExitStack() as opened:
         page.until("document.getElementById('key').checkVisibility()")
         page.value(f"document.getElementById('key').value = '{key}', true")
         page.value("document.getElementById('key').dispatchEvent(new Event('change')), true")
-        page.until(f"{state} === 'Ready'")
+        page.until(f"{STATE} === 'Ready'")
         begin(page)
         page.until(f"{FRAMES} > 5 && document.getElementById('share').checkVisibility()")
-        page.value("document.getElementById('share').click(), true")
+        page.click("share")
         link = page.until("document.getElementById('link-text').value")
         assert page.value("document.getElementById('link').checkVisibility()")
         assert page.value("document.getElementById('link-near').checkVisibility()")  # as it is at 127.0.0.1
         other = opened.enter_context(open_page(link))
-        other.until(f"{FRAMES} > 20 && {state} === 'Live'")
+        other.until(f"{FRAMES} > 20 && {STATE} === 'Live'")
         shown = (
             "[...document.querySelectorAll('button, textarea, select')].filter((e) => e.checkVisibility())"
         )
@@ -232,12 +231,12 @@ def test_a_link_shows_the_video_to_another_person_who_has_no_key(start: Starter)
         assert other.problems == []
         stood = page.value(FRAMES)
         page.until(f"{FRAMES} > {stood} + 20")
-        page.value("document.getElementById('stop').click(), true")
+        page.click("stop")
         other.until("document.getElementById('notice').checkVisibility()")  # it says that it has ended
-        assert other.value(f"{state} !== 'Live'")
+        assert other.value(f"{STATE} !== 'Live'")
 
 
-@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+@NEEDS_BROWSER
 def test_a_link_lets_another_person_hear_what_is_spoken(start: Starter) -> None:
     server = start(speech_opener)
     heard = "Number(document.body.dataset.heard || 0) > 0"
@@ -246,15 +245,15 @@ def test_a_link_lets_another_person_hear_what_is_spoken(start: Starter) -> None:
         page.value("document.getElementById('text').focus()")
         page.call("Input.insertText", text="One sentence. And so")
         page.until(f"{heard} && document.getElementById('share').checkVisibility()")
-        page.value("document.getElementById('share').click(), true")
+        page.click("share")
         other = opened.enter_context(open_page(page.until("document.getElementById('link-text').value")))
         other.until("document.getElementById('ways').textContent === 'Listen'")
         shown = "[...document.querySelectorAll('#dock button, textarea')].filter((e) => e.checkVisibility())"
         assert set(other.value(f"{shown}.map((e) => e.ariaLabel)")) <= {"Settings"}
         other.value("document.getElementById('ways').firstChild.click(), true")
-        other.until("document.getElementById('state').textContent === 'Listening'")
+        other.until(f"{STATE} === 'Listening'")
         page.value("document.getElementById('link').hidden = true")
-        page.value("document.getElementById('say').click(), true")
+        page.click("say")
         other.until(heard)
         assert other.problems == page.problems == []
         (session,) = server.manager.sessions.values()
@@ -262,13 +261,12 @@ def test_a_link_lets_another_person_hear_what_is_spoken(start: Starter) -> None:
         other.until("document.getElementById('ways').textContent === 'Try again'")
 
 
-@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+@NEEDS_BROWSER
 def test_who_cannot_watch_yet_is_told_why(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start()
     monkeypatch.setattr("seko_serve.live.watchers.MOST_WATCHERS", 0)
     with open_page(f"{server.url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
+        play(page)
         name = name_of(server)
         with open_page(f"{server.url}/#watch={name}.{token_of(server, name)}") as other:
             other.until(f"{HINT} === '0 others watch this session. Trying again'")
@@ -276,31 +274,26 @@ def test_who_cannot_watch_yet_is_told_why(start: Starter, monkeypatch: pytest.Mo
             other.until(f"{STATE} === 'Live'")
 
 
-@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+@NEEDS_BROWSER
 def test_who_comes_to_watch_a_session_that_is_paused_is_told(start: Starter) -> None:
-    server = start()
-    with open_page(f"{server.url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        page.value("document.getElementById('pause').click(), true")
+    with playing(start) as (server, page):
+        page.click("pause")
         page.until(f"{STATE} === 'Paused'")
         name = name_of(server)
         with open_page(f"{server.url}/#watch={name}.{token_of(server, name)}") as other:
             other.until(f"{STATE} === 'Paused'")
-            page.value("document.getElementById('pause').click(), true")
+            page.click("pause")
             other.until(f"{STATE} === 'Live'")
 
 
-@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+@NEEDS_BROWSER
 def test_a_new_link_is_not_said_to_be_copied(start: Starter) -> None:
     copy, link = "document.getElementById('link-copy')", "document.getElementById('link-text').value"
-    with open_page(f"{start().url}/") as page:
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        page.value("document.getElementById('share').click(), true")
+    with playing(start) as (_, page):
+        page.click("share")
         before = page.until(link)
         page.value(f"{copy}.click(), true")
         page.until(f"{copy}.textContent !== 'Copy'")
-        page.value("document.getElementById('share').click(), true")
+        page.click("share")
         page.until(f"{link} !== '{before}'")
         assert page.value(f"{copy}.textContent") == "Copy"

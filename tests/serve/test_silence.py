@@ -18,16 +18,14 @@ from seko_serve.client import Client
 from seko_serve.errors import ServeError, UnreachableError
 from seko_serve.protocol import Media
 
-from .browser import browser_path, open_page
+from .browser import open_page
 from .conftest import Starter
 from .forked import toy_process
+from .pages import BLOCKED, FRAMES, IS_ERROR, NEEDS_BROWSER, RATE, STATE, begin, play
 from .processes import free_port
 from .test_client import watched
-from .test_page import FRAMES, begin
-from .test_page_errors import IS_ERROR, STATE
 from .test_server import PROMPT, alone, pictures
 
-BROWSER = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 Silenced = tuple[str, Callable[[bool], None]]
 
 
@@ -138,15 +136,15 @@ def test_a_server_that_sends_nothing_but_answers_is_not_silent(
         assert any(not isinstance(told, Media) and told["type"] == "pong" for told in client.messages())
 
 
-@BROWSER
+@NEEDS_BROWSER
 def test_a_page_sees_that_its_server_is_silent_and_goes_on_when_it_is_back(relay: Relay) -> None:
     with open_page(f"{relay.url}/") as page:
         begin(page)
         page.until(f"{FRAMES} > 20 && {STATE} === 'Live'")
         relay.silent = True
         page.until("document.getElementById('state').classList.contains('wait')")
-        page.until("document.getElementById('notice').checkVisibility()")
-        page.until("document.getElementById('fps').textContent === '0.0'")
+        page.until(BLOCKED)
+        page.until(f"{RATE} === '0.0'")
         page.until(f"{IS_ERROR} && {STATE} === 'The connection was lost. Trying again'")
         stood = page.value(FRAMES)
         relay.silent = False
@@ -155,14 +153,12 @@ def test_a_page_sees_that_its_server_is_silent_and_goes_on_when_it_is_back(relay
         assert page.value("Number(document.getElementById('fps').textContent) > 0")
 
 
-@BROWSER
+@NEEDS_BROWSER
 def test_a_page_that_is_paused_and_hears_answers_stays(start: Starter) -> None:
-    server = start()
-    with open_page(f"{server.url}/") as page:
+    with open_page(f"{start().url}/") as page:
         page.value("window.known = setInterval; window.setInterval = (f, ms) => known(f, ms / 20); true")
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        page.value("document.getElementById('pause').click(), true")
+        play(page)
+        page.click("pause")
         page.until(f"{STATE} === 'Paused'")
         page.value(
             "window.seen = []; new MutationObserver(() => seen.push(document.getElementById('state').textContent))"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Callable
 from typing import Any
 
 import av
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from seko_serve.client import AsyncClient
@@ -17,14 +15,12 @@ from seko_serve.live.session import MAX_FRAMES
 from seko_serve.protocol import Media
 from tests.runtime.toy_whole import HEIGHT, WIDTH
 
-from .browser import ALL_INPUTS_ENDED, HELD_DEVICES, browser_path, open_page
+from .bounded import until
+from .browser import ALL_INPUTS_ENDED, HELD_DEVICES, open_page
 from .conftest import NewClient, Running, Starter
-from .test_page import FRAMES, begin
+from .pages import FAKE_DEVICES, FRAMES, HINT, NEEDS_BROWSER, REACTION, STATE, begin
 from .test_server import PROMPT, http, pictures, watch
 from .toys import film_opener
-
-NEEDS_BROWSER = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
-FAKE_CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 
 
 def picture(level: int, height: int = HEIGHT, width: int = WIDTH) -> NDArray[np.uint8]:
@@ -154,15 +150,15 @@ async def test_others_take_no_frames_and_videos_by_request_have_no_input(
 
 @NEEDS_BROWSER
 def test_a_camera_that_is_turned_off_before_it_is_allowed_stays_off(start: Starter) -> None:
-    with open_page(f"{start(film_opener).url}/", *FAKE_CAMERA) as page:
+    with open_page(f"{start(film_opener).url}/", *FAKE_DEVICES) as page:
         page.until("!document.getElementById('strength-box').hidden")
         page.value(HELD_DEVICES)
         for _ in range(2):
-            page.value("document.getElementById('webcam').click(), true")
+            page.click("webcam")
         page.value("allow(), true")
         page.until(ALL_INPUTS_ENDED)
         assert page.value("document.getElementById('webcam').getAttribute('aria-pressed')") == "false"
-        page.value("document.getElementById('webcam').click(), true")
+        page.click("webcam")
         page.until("!document.getElementById('camera-box').hidden")
         assert page.problems == []
 
@@ -172,19 +168,17 @@ def test_the_page_sends_its_camera_and_shows_it_beside_the_model(start: Starter)
     """Camera left, model right; the slider is the strength; how long a frame takes to the picture is measured."""
     server = start(film_opener)
     left = "(id) => document.getElementById(id).getBoundingClientRect().left"
-    with open_page(f"{server.url}/", *FAKE_CAMERA) as page:
+    with open_page(f"{server.url}/", *FAKE_DEVICES) as page:
         page.until("!document.getElementById('strength-box').hidden")
         assert page.value("document.getElementById('strength').value") == "0.5"
-        assert page.value("document.getElementById('notice-text').textContent").startswith(
-            "Turn your camera on"
-        )
-        page.value("document.getElementById('webcam').click(); true")
+        assert page.value(HINT).startswith("Turn your camera on")
+        page.click("webcam")
         page.until("!document.getElementById('camera-box').hidden")
         begin(page)
         page.until(f"{FRAMES} > 60")
-        assert page.value("document.getElementById('state').textContent") == "Live"
+        assert page.value(STATE) == "Live"
         assert page.value(f"({left})('camera') < ({left})('video')")
-        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+        page.until(f"{REACTION}.endsWith('ms')")
         page.until("parseInt(document.getElementById('frames-sent').textContent) > 10")
         video = control_of(server)
         assert video.counts["frames taken"] > 5
@@ -192,11 +186,8 @@ def test_the_page_sends_its_camera_and_shows_it_beside_the_model(start: Starter)
         page.value(
             "const s = document.getElementById('strength'); s.value = 0.2; s.dispatchEvent(new Event('input')); true"
         )
-        end = time.monotonic() + 60
-        while video.strength != 0.2:
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        page.value("document.getElementById('webcam').click(); true")
+        until(lambda: video.strength == 0.2)
+        page.click("webcam")
         assert page.value("document.getElementById('camera-box').hidden")
         painted = page.value(FRAMES)
         page.until(f"{FRAMES} > {painted} + 20")  # the last frame stays

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,8 +20,9 @@ from seko_serve.client import Client
 from seko_serve.errors import ServeError
 from tests.runtime import toy, toy_pool
 
-from .browser import browser_path, open_page
+from .browser import open_page
 from .conftest import Running, Starter
+from .pages import FRAMES, NEEDS_BROWSER, STATE, wait_until_empty
 from .test_server import http
 from .test_uploads import coded
 
@@ -31,7 +31,6 @@ VIEWER = Viewer(
     ("a b", "c a"),
     (ViewerPicture("viewer/0.png", "Red"), ViewerPicture("viewer/1.png", "Blue")),
 )
-FRAMES = "Number(document.body.dataset.painted || 0)"
 
 
 def picture(colour: tuple[int, int, int]) -> bytes:
@@ -116,7 +115,7 @@ def test_pictures_need_a_key_where_models_do(
     assert http(f"{server.url}/v1/models/toy/pictures/0")[0] == 401
 
 
-@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+@NEEDS_BROWSER
 def test_the_page_begins_with_what_the_artifact_brings(
     start: Starter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -125,10 +124,9 @@ def test_the_page_begins_with_what_the_artifact_brings(
         page.until(f"{FRAMES} > 3")  # the first prompt plays at once
         (session,) = server.manager.sessions.values()
         assert session.content.opening.prompt == "a b"
-        page.value("document.getElementById('stop').click(); true")
+        page.click("stop")
         page.until("document.getElementById('start').textContent === 'Start'")
-        while server.manager.sessions:
-            time.sleep(0.02)
+        wait_until_empty(server)
         assert page.value("document.getElementById('help').textContent") == "It knows letters."
         assert page.value("document.getElementById('prompt').value") == "a b"
         names = "[...document.querySelectorAll('#examples img')].map((image) => image.alt)"
@@ -138,20 +136,20 @@ def test_the_page_begins_with_what_the_artifact_brings(
         page.value("document.querySelectorAll('#examples button:not(:has(img))')[1].click(); true")
         assert page.value("document.getElementById('prompt').value") == "c a"
         assert not server.manager.sessions
-        page.value("document.getElementById('start').click(); true")
-        page.until("document.getElementById('state').textContent === 'Live'")
+        page.click("start")
+        page.until(f"{STATE} === 'Live'")
         (session,) = server.manager.sessions.values()
         assert session.content.opening.pictures["arguments"]["image"].max(axis=(0, 1)).tolist() == [0, 0, 200]
         assert session.content.opening.prompt == "c a"
         assert page.problems == []
 
 
-@pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+@NEEDS_BROWSER
 def test_without_prompts_of_the_artifact_the_field_is_empty_and_asked_for(start: Starter) -> None:
     server = start()
     with open_page(f"{server.url}/") as page:
-        page.until("document.getElementById('state').textContent === 'Ready'")
+        page.until(f"{STATE} === 'Ready'")
         assert page.value("document.getElementById('prompt').value") == ""
-        page.value("document.getElementById('start').click(); true")
+        page.click("start")
         assert page.value("document.getElementById('prompt').validity.valueMissing")
         assert not server.manager.sessions

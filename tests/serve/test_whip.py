@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -19,11 +19,12 @@ from av import VideoFrame
 from seko_serve.live.session import MAX_FRAMES
 from tests.runtime.toy_whole import HEIGHT, WIDTH
 
+from .bounded import comes
 from .browser import open_page
 from .conftest import NewClient, Running, Starter
-from .test_page import FRAMES
+from .pages import FAKE_DEVICES, FRAMES, NEEDS_BROWSER, STATE, begin
 from .test_server import PROMPT, http, watch
-from .test_video_in import FAKE_CAMERA, NEEDS_BROWSER, control_of
+from .test_video_in import control_of
 from .test_webrtc import WAIT_S, ask, player
 from .toys import film_opener
 
@@ -39,8 +40,7 @@ class Camera(VideoStreamTrack):
         self.size, self.level, self.covered = (64, 48), DARK, False
 
     async def recv(self) -> VideoFrame:
-        while self.covered:
-            await asyncio.sleep(0.02)
+        await comes(lambda: not self.covered)
         pts, base = await self.next_timestamp()
         width, height = self.size
         picture = np.full((height, width, 3), self.level, np.uint8)
@@ -65,12 +65,6 @@ async def sending(server: Running, path: str, key: str = "") -> AsyncIterator[tu
         await rtc.close()
 
 
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not true():
-            await asyncio.sleep(0.02)
-
-
 def used(server: Running) -> tuple[float, tuple[int, ...]]:
     """The level and the shape of the newest frame that a chunk has used."""
     frame = control_of(server)._last
@@ -82,7 +76,7 @@ async def test_ffmpeg_sends_and_another_player_sees_its_video(start: Starter) ->
     command = [sys.executable, "-m", "tests.serve.ffmpeg_sender", server.url + SEND, "5"]
     ffmpeg = subprocess.Popen(command)
     try:
-        await until(lambda: server.manager.sessions or ffmpeg.poll() is not None)
+        await comes(lambda: server.manager.sessions or ffmpeg.poll() is not None)
         (name,) = server.manager.sessions
         async with player() as one:
             await one.watch(server, f"/v1/sessions/{name}/whep")
@@ -93,9 +87,9 @@ async def test_ffmpeg_sends_and_another_player_sees_its_video(start: Starter) ->
                 await one.track.recv()
             came = http(f"{server.url}/v1/sessions/{name}")[1]["video_in"]
             assert came["frames taken"] > came["dropped"] > 0  # it sends more frames than the model takes
-        await until(lambda: ffmpeg.poll() is not None)
+        await comes(lambda: ffmpeg.poll() is not None)
         assert ffmpeg.returncode == 0
-        await until(lambda: not server.manager.sessions)  # it takes its leave
+        await comes(lambda: not server.manager.sessions)  # it takes its leave
     finally:
         ffmpeg.kill()
 
@@ -140,30 +134,27 @@ async def test_who_sends_keeps_the_session_and_no_queue_grows_while_nobody_watch
     server = start(film_opener, lease_s=0.5)
     async with sending(server, SEND):
         (session,) = server.manager.sessions.values()
-        await until(lambda: len(session._waiting) == MAX_FRAMES)
+        await comes(lambda: len(session._waiting) == MAX_FRAMES)
         seen = session._waiting[0]
-        await until(lambda: session._waiting[0] is not seen)
+        await comes(lambda: session._waiting[0] is not seen)
         assert len(session._waiting) == MAX_FRAMES
         await asyncio.sleep(2)  # longer than the lease
         assert server.manager.sessions
-    await until(lambda: not server.manager.sessions)
+    await comes(lambda: not server.manager.sessions)
 
 
 @NEEDS_BROWSER
 async def test_the_page_tells_where_to_send_and_plays_what_comes_of_it(start: Starter) -> None:
     server = start(film_opener)
     with open_page(f"{server.url}/") as page:
-        page.until("!document.getElementById('start').disabled")
-        page.value(
-            "document.getElementById('prompt').value = 'a b'; document.getElementById('start').click(); true"
-        )
+        begin(page)
         page.until("document.getElementById('ways').textContent.includes('elsewhere')")
         page.value("document.getElementById('ways').lastChild.click(); true")
         page.until("document.getElementById('whip-address').checkVisibility()")
         address = page.value("document.getElementById('whip-address').value")
         async with sending(server, address.removeprefix(server.url)):
             await asyncio.to_thread(page.until, f"{FRAMES} > 20")
-        assert page.value("document.getElementById('state').textContent") == "Live"
+        assert page.value(STATE) == "Live"
         assert page.problems == []
 
 
@@ -171,7 +162,7 @@ async def test_the_page_tells_where_to_send_and_plays_what_comes_of_it(start: St
 async def test_a_browser_sends_its_camera(start: Starter) -> None:
     server = start(film_opener)
     with open_page(
-        f"{server.url}/health", *FAKE_CAMERA, "--disable-features=WebRtcHideLocalIpsWithMdns"
+        f"{server.url}/health", *FAKE_DEVICES, "--disable-features=WebRtcHideLocalIpsWithMdns"
     ) as page:
         place = page.value(
             """(async () => {
