@@ -242,21 +242,6 @@ def test_an_answer_that_does_not_come_is_an_error_that_may_be_tried_again(
         waiting.release_soon()
 
 
-def test_one_that_waits_in_line_gets_in_when_a_row_is_free(start: Starter) -> None:
-    server = start(max_sessions=1)
-    with Client(server.url) as first, Client(server.url) as second:
-        first.open(codecs=["rgb24"], prompt=PROMPT)
-        with pytest.raises(ServeError) as refused:
-            second.open(codecs=["rgb24"], prompt=PROMPT)
-        assert refused.value.kind.code == "full"
-        waiting = threading.Thread(target=lambda: second.open(codecs=["rgb24"], prompt=PROMPT, wait=True))
-        waiting.start()
-        first.close()
-        waiting.join(60)
-        assert len(watched(second, 1)) > 0
-        second.close()
-
-
 ANSWERS = [
     *(
         (b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(words), words), status.decode())

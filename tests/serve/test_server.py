@@ -128,21 +128,6 @@ async def test_a_prompt_has_two_receipts_and_changes_the_chunk_that_it_names(
     assert np.array_equal(pictures(media + more), alone(6, {0: PROMPT, chunk: "c a"}))
 
 
-@pytest.mark.slow
-async def test_a_viewer_that_acknowledges_nothing_gets_two_chunks_and_another_one_goes_on(
-    server: Running, new_client: NewClient
-) -> None:
-    quiet = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
-    await watch(quiet, 2, acknowledge=False)
-    other = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT)
-    await watch(other, 8)
-    facts = {session["id"]: session["chunks"] for session in http(f"{server.url}/v1/sessions")[1]["data"]}
-    assert facts[session_of(quiet)] == 2
-    assert facts[session_of(other)] >= 8
-    await quiet.send("ack", chunk=1)
-    await watch(quiet, 2)
-
-
 async def test_a_lost_socket_comes_back_without_a_frame_lost_or_twice(
     server: Running, new_client: NewClient
 ) -> None:
@@ -163,24 +148,6 @@ async def test_a_lost_socket_comes_back_without_a_frame_lost_or_twice(
     await comes(lambda: not http(f"{server.url}/v1/sessions/{session_of(client)}")[1]["attached"])
     with pytest.raises(ServeError, match="resume token"):
         await client.resume()
-
-
-@pytest.mark.slow
-async def test_pause_and_play_stop_and_go_on_where_it_stood(server: Running, new_client: NewClient) -> None:
-    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-    media, _ = await watch(client, 1)
-    await client.send("pause")
-    async for received in client.messages():
-        if isinstance(received, Media):
-            media.append(received)
-        elif received["type"] == "chunk":
-            await client.send("ack", chunk=received["chunk"])
-        elif received["type"] == "state":
-            assert received["paused"]
-            break
-    await client.send("play")
-    more, _ = await watch(client, 3)
-    assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
 
 
 async def test_rows_are_freed_and_a_full_server_says_when_to_come_back(
