@@ -61,6 +61,7 @@ from tests.speech.toy_speech import (
     write_artifact,
 )
 
+from .bounded import comes, until
 from .conftest import NewClient, Running, Starter
 from .test_controls import noise, wav
 from .test_server import http
@@ -86,12 +87,38 @@ def levels(patches: list[np.ndarray]) -> np.ndarray:
     return np.rint(np.clip(np.concatenate(patches), -1, 1) * 32767).astype(np.int16)
 
 
+def coded(recording: np.ndarray) -> str:
+    """A recording as it is sent."""
+    return base64.b64encode(wav(recording, VOICE.sample_rate)).decode()
+
+
+def check_refusal(
+    server: Running, table: object, status: int, words: str, path: str = "audio/speech"
+) -> None:
+    """Check that a request is refused with a status and a sentence that holds these words."""
+    code, answer = http(f"{server.url}/v1/{path}", "POST", table)
+    assert (code, words in answer["error"]["message"]) == (status, True), answer
+
+
 def spoken(url: str, **table: object) -> tuple[bytes, Any]:
     request = Request(
         f"{url}/v1/audio/speech", json.dumps(table).encode(), {"content-type": "application/json"}
     )
     with urlopen(request, timeout=30) as answer:
         return answer.read(), answer.headers
+
+
+def ask_by(connection: socket.socket, url: str, **table: object) -> None:
+    """Ask for speech by a connection, of which the answer is still to be read."""
+    parts, body = urlsplit(url), json.dumps(table).encode()
+    connection.settimeout(20)
+    connection.connect((parts.hostname, parts.port))
+    head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+
+
+def events_of(content: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix("data: ")) for line in content.decode().split("\n\n") if line]
 
 
 @pytest.mark.shows("live-speech")
@@ -113,17 +140,13 @@ def test_events_carry_the_same_file(start: Starter) -> None:
     plain, _ = spoken(server.url, input="abc", response_format="pcm")
     content, headers = spoken(server.url, input="abc", response_format="pcm", stream_format="sse")
     assert headers["content-type"].startswith("text/event-stream")
-    events = [json.loads(line.removeprefix("data: ")) for line in content.decode().split("\n\n") if line]
+    events = events_of(content)
     patches = len(said_alone("abc"))
     usage = {"input_tokens": 3, "output_tokens": patches, "total_tokens": 3 + patches}
     done = events.pop()
     assert (done["type"], done["usage"]) == ("speech.audio.done", usage)
     assert {event["type"] for event in events} == {"speech.audio.delta"}
     assert b"".join(base64.b64decode(event["audio"]) for event in events) == plain
-
-
-def events_of(content: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line.removeprefix("data: ")) for line in content.decode().split("\n\n") if line]
 
 
 def test_names_of_openai_stand_for_the_model_and_its_voice_and_the_answer_says_so(start: Starter) -> None:
@@ -197,8 +220,7 @@ def test_a_speech_ends_at_its_largest_number_of_patches_and_says_so(start: Start
         assert done["usage"]["output_tokens"] == len(content) // 2 // PATCH.samples
         if len(content) < len(whole):
             assert done["cut"]
-    while server.manager.sessions:
-        time.sleep(0.01)
+    until(lambda: not server.manager.sessions)
 
 
 def test_a_sentence_that_its_limit_ends_is_told(start: Starter) -> None:
@@ -222,8 +244,7 @@ def test_a_request_waits_for_a_row_in_the_queue(start: Starter) -> None:
         client.open(audio=["pcm"])
         with ThreadPoolExecutor(2) as threads:
             waiting = threads.submit(spoken, server.url, input="abc", seed=2, response_format="pcm")
-            while not server.manager.admission.waiting:
-                time.sleep(0.01)
+            until(lambda: server.manager.admission.waiting)
             code, answer = http(f"{server.url}/v1/audio/speech", "POST", {"input": "abc"})
             assert (code, answer["error"]["code"]) == (503, "full")
             assert not waiting.done()
@@ -235,17 +256,12 @@ def test_a_request_waits_for_a_row_in_the_queue(start: Starter) -> None:
 
 def test_a_request_that_leaves_the_queue_frees_its_place(start: Starter) -> None:
     server = start(opener, max_sessions=1)
-    body = json.dumps({"input": "abc"}).encode()
-    parts = urlsplit(server.url)
     with Client(server.url) as client:
         client.open(audio=["pcm"])
-        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) as listener:
-            head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-length: {len(body)}\r\n\r\n"
-            listener.sendall(head.encode() + body)
-            while not server.manager.admission.waiting:
-                time.sleep(0.01)
-        while server.manager.admission.waiting:
-            time.sleep(0.01)
+        with socket.socket() as listener:
+            ask_by(listener, server.url, input="abc")
+            until(lambda: server.manager.admission.waiting)
+        until(lambda: not server.manager.admission.waiting)
 
 
 def test_a_request_that_waits_while_the_server_stops_is_told_so(start: Starter) -> None:
@@ -253,8 +269,7 @@ def test_a_request_that_waits_while_the_server_stops_is_told_so(start: Starter) 
     with Client(server.url) as client, ThreadPoolExecutor(1) as threads:
         client.open(audio=["pcm"])
         waiting = threads.submit(http, f"{server.url}/v1/audio/speech", "POST", {"input": "abc"})
-        while not server.manager.admission.waiting:
-            time.sleep(0.01)
+        until(lambda: server.manager.admission.waiting)
         server.stop()
         status, answer = waiting.result()
         assert (status, answer["error"]["code"]) == (503, "stopping")
@@ -272,8 +287,7 @@ def test_a_request_whose_place_another_key_gets_may_come_again(start: Starter) -
     with Client(server.url, KEY) as client, ThreadPoolExecutor(3) as threads:
         client.open(audio=["pcm"])
         own = [threads.submit(speak, KEY) for _ in range(2)]
-        while server.manager.admission.waiting < 2:
-            time.sleep(0.01)
+        until(lambda: server.manager.admission.waiting == 2)
         other = threads.submit(speak, OTHER)
         (refused,), (waiting,) = wait(own, return_when=FIRST_COMPLETED)
         status, answer = refused.result()
@@ -287,11 +301,11 @@ def test_a_kept_voice_is_encoded_once_and_speaks_as_the_recording_would(
     start: Starter, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, recording = start(opener), noise(4 * VOICE.samples)
-    sound = {"ref_audio": base64.b64encode(wav(recording, VOICE.sample_rate)).decode()}
+    sound = {"ref_audio": coded(recording)}
     sound |= {} if words is None else {"ref_text": words[:3]}
     if words is not None and words[3:]:
-        sound["ref_audio"] = base64.b64encode(wav(recording[VOICE.samples :], VOICE.sample_rate)).decode()
-        sound["reference"] = base64.b64encode(wav(recording[: VOICE.samples], VOICE.sample_rate)).decode()
+        sound["ref_audio"] = coded(recording[VOICE.samples :])
+        sound["reference"] = coded(recording[: VOICE.samples])
     wanted, _ = spoken(server.url, input="abc", seed=2, response_format="pcm", **sound)
     status, voice = http(
         f"{server.url}/v1/audio/voices", "POST", {"name": "alloy", "consent": "mine", **sound}
@@ -317,7 +331,7 @@ def test_a_kept_voice_is_encoded_once_and_speaks_as_the_recording_would(
 @pytest.mark.parametrize("name", ["a/b", ".", ".."])
 def test_a_voice_whose_name_no_path_takes_is_refused(start: Starter, name: str) -> None:
     """It could not be removed by its name."""
-    sound = base64.b64encode(wav(noise(VOICE.samples), VOICE.sample_rate)).decode()
+    sound = coded(noise(VOICE.samples))
     url = f"{start(opener).url}/v1/audio/voices"
     status, answer = http(url, "POST", {"name": name, "ref_audio": sound})
     assert (status, answer["error"]["param"]) == (400, "name")
@@ -328,7 +342,7 @@ async def test_a_session_speaks_with_a_kept_voice_also_in_the_next_process(
 ) -> None:
     store, recording = tmp_path / "store", noise(VOICE.samples)
     first = start(opener, snapshots=str(store), snapshot_every=1)
-    sound = {"ref_audio": base64.b64encode(wav(recording, VOICE.sample_rate)).decode(), "ref_text": "yes"}
+    sound = {"ref_audio": coded(recording), "ref_text": "yes"}
     http(f"{first.url}/v1/audio/voices", "POST", {"name": "ada", **sound})
     for table, status in (
         ({"voice": {"id": "eve"}}, 404),
@@ -355,7 +369,7 @@ def test_voices_are_kept_for_their_key_alone(start: Starter, monkeypatch: pytest
     monkeypatch.setattr(voices, "MAX_VOICES", 2)
     server, recording = start(opener, keys=(KEY, OTHER)), noise(VOICE.samples)
     url = f"{server.url}/v1/audio/voices"
-    sound = {"audio_sample": base64.b64encode(wav(recording, VOICE.sample_rate)).decode()}
+    sound = {"audio_sample": coded(recording)}
 
     def kept(name: str, key: str = KEY) -> Any:
         return http(url, "POST", {"name": name, **sound}, key)
@@ -391,8 +405,7 @@ def test_what_is_no_voice_is_refused(
     start: Starter, table: dict[str, object], status: int, words: str
 ) -> None:
     server = start(opener)
-    code, answer = http(f"{server.url}/v1/audio/voices", "POST", table)
-    assert (code, words in answer["error"]["message"]) == (status, True), answer
+    check_refusal(server, table, status, words, "audio/voices")
     assert http(f"{server.url}/v1/audio/voices")[1]["data"] == []
 
 
@@ -506,14 +519,13 @@ async def test_a_text_is_spoken_on_by_the_next_process(
     store, recording = tmp_path / "store", noise(2 * VOICE.samples)
     first = start(opener, snapshots=str(store), snapshot_every=2)
     texts = ("hallo.", "zzzz.", "ab")
-    voice = base64.b64encode(wav(recording, VOICE.sample_rate)).decode()
+    voice = coded(recording)
     client = await new_client(first).open(audio=["pcm"], seed=3, voice=voice, voice_text="yes")
     await client.send("text", text="hallo.\nzzzz.\na")
     sound = await heard(client, 3)
     if killed:
         (session,) = first.manager.sessions.values()
-        while not (session.made_chunks == 3 + CREDIT and session.settled):
-            await asyncio.sleep(0.02)
+        await comes(lambda: session.made_chunks == 3 + CREDIT and session.settled)
         shutil.copytree(store, tmp_path / "left")  # as a process that is killed leaves it
     else:
         await client.drop()
@@ -578,15 +590,11 @@ def test_an_answer_to_whom_nobody_comes_back_is_not_saved(start: Starter, tmp_pa
 
 def test_a_listener_that_leaves_frees_its_row(start: Starter) -> None:
     server = start(opener)
-    body = json.dumps({"input": "hallo.\n" * 580, "response_format": "pcm"}).encode()
-    parts = urlsplit(server.url)
-    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) as listener:
-        head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
-        listener.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    with socket.socket() as listener:
+        ask_by(listener, server.url, input="hallo.\n" * 580, response_format="pcm")
         assert listener.recv(100)[:12] == b"HTTP/1.1 200"
         (session,) = server.manager.sessions.values()
-    while server.manager.sessions:
-        time.sleep(0.01)
+    until(lambda: not server.manager.sessions)
     assert session.facts()["chunks"] < 580 * len(said_alone("hallo."))
 
 
@@ -602,18 +610,12 @@ def test_a_listener_that_takes_nothing_frees_its_row(start: Starter, monkeypatch
     monkeypatch.setattr(HttpConnection, "connection_made", with_small_buffers)
     monkeypatch.setattr(seko_serve.http.connections, "STALL_S", 1.0)
     server = start(opener)
-    body = json.dumps({"input": "hallo.\n" * 580, "response_format": "pcm"}).encode()
-    parts = urlsplit(server.url)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        listener.connect((parts.hostname, parts.port))
-        head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
-        listener.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        while not server.manager.sessions:
-            time.sleep(0.01)
+        ask_by(listener, server.url, input="hallo.\n" * 580, response_format="pcm")
+        until(lambda: server.manager.sessions)
         (session,) = server.manager.sessions.values()
-        while server.manager.sessions:
-            time.sleep(0.01)
+        until(lambda: not server.manager.sessions)
     assert session.facts()["chunks"] < 580 * len(said_alone("hallo."))
 
 
@@ -639,11 +641,7 @@ def test_a_voice_is_a_recording_that_is_sent(start: Starter, form: str) -> None:
         "ref_audio": first if form == "reference" else last,
         "reference": first if form == "both" else None,
     }
-    sent: dict[str, object] = {
-        name: base64.b64encode(wav(sound, VOICE.sample_rate)).decode()
-        for name, sound in table.items()
-        if sound is not None
-    }
+    sent: dict[str, object] = {name: coded(sound) for name, sound in table.items() if sound is not None}
     if "text" in of_runtime:
         sent["ref_text"] = "yes"
     content, _ = spoken(server.url, input="abc", seed=2, response_format="pcm", **sent)
@@ -676,11 +674,10 @@ async def test_streams_go_on_while_the_voice_of_another_session_is_encoded(start
             yield pool
 
     server, recording = start(logging_opener), noise(10 * VOICE.patch_samples)
-    voice = base64.b64encode(wav(recording, VOICE.sample_rate)).decode()
+    voice = coded(recording)
     text = "hallo.\n" * 500
     streamed = asyncio.create_task(asyncio.to_thread(spoken, server.url, input=text, response_format="pcm"))
-    while not server.manager.sessions:
-        await asyncio.sleep(0.01)
+    await comes(lambda: server.manager.sessions)
     called.clear()
     await asyncio.to_thread(spoken, server.url, input="abc", response_format="pcm", ref_audio=voice)
     (session,) = server.manager.sessions.values()  # the first one still speaks
@@ -707,9 +704,8 @@ def test_a_voice_that_leaves_no_room_is_refused_before_it_is_encoded(
 
     monkeypatch.setattr(SpeechPool, "encode_voice_in_parts", encoded)
     recording = noise(200 * VOICE.patch_samples)
-    table = {"input": "abc", "ref_audio": base64.b64encode(wav(recording, VOICE.sample_rate)).decode()}
-    code, answer = http(f"{server.url}/v1/audio/speech", "POST", table)
-    assert (code, "ref_audio is longer than" in answer["error"]["message"]) == (400, True), answer
+    table = {"input": "abc", "ref_audio": coded(recording)}
+    check_refusal(server, table, 400, "ref_audio is longer than")
 
 
 @pytest.mark.parametrize(
@@ -752,8 +748,7 @@ def test_what_cannot_be_spoken_is_refused(
     start: Starter, table: dict[str, object], status: int, words: str
 ) -> None:
     server = start(opener)
-    code, answer = http(f"{server.url}/v1/audio/speech", "POST", table)
-    assert (code, words in answer["error"]["message"]) == (status, True), answer
+    check_refusal(server, table, status, words)
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
 
 
@@ -825,9 +820,7 @@ def test_an_error_behind_the_first_sound_is_no_end_of_the_sound(start: Starter) 
     assert broken.value.partial
     assert wanted.startswith(broken.value.partial)
     content, _ = spoken(server.url, input=text, seed=3, response_format="pcm", stream_format="sse")
-    *deltas, last = (
-        json.loads(line.removeprefix("data: ")) for line in content.decode().split("\n\n") if line
-    )
+    *deltas, last = events_of(content)
     sound = b"".join(base64.b64decode(delta["audio"]) for delta in deltas)
     assert sound
     assert wanted.startswith(sound)
@@ -839,10 +832,9 @@ def test_an_error_behind_the_first_sound_is_no_end_of_the_sound(start: Starter) 
 def test_no_sentence_is_too_long_once_sound_was_sent(start: Starter) -> None:
     """Each sentence is measured with the voice before the answer begins."""
     server, recording = start(opener), noise(9 * VOICE.patch_samples)
-    voice = {"ref_audio": base64.b64encode(wav(recording, VOICE.sample_rate)).decode()}
+    voice = {"ref_audio": coded(recording)}
     for text, more in ((f"hallo.\n{TOO_LONG}", {}), ("hallo.\nzzzz zz", voice)):
-        code, answer = http(f"{server.url}/v1/audio/speech", "POST", {"input": text, **more})
-        assert (code, "speak shorter texts" in answer["error"]["message"]) == (400, True), answer
+        check_refusal(server, {"input": text, **more}, 400, "speak shorter texts")
     assert server.manager.device.metrics.opening._sum.get() == 0  # no row was taken
 
 
@@ -878,8 +870,7 @@ async def test_a_text_that_no_tokenizer_takes_is_refused_by_its_name(
         ("audio/speech", {"input": "a", "ref_audio": "AAAA", "ref_text": text}, "ref_text"),
         ("sessions", {"voice": "AAAA", "voice_text": text}, "voice_text"),
     ):
-        code, answer = http(f"{server.url}/v1/{path}", "POST", table)
-        assert (code, f"{field} has {words}" in answer["error"]["message"]) == (400, True), answer
+        check_refusal(server, table, 400, f"{field} has {words}", path)
     client = await new_client(server).open(audio=["pcm"], buffer=8)
     await client.send("text", text=text, last=True)
     async for received in client.messages():
