@@ -284,14 +284,15 @@ def _own_log() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_own_log")
+@pytest.mark.parametrize(("name", "named"), [("nothing", "nothing"), ("", "manifest.json")])
 def test_an_artifact_that_is_not_there_ends_it_with_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--port", "0", "--snapshots", "none", "--log-level", "error"]
-    assert main([str(tmp_path / "nothing"), *options]) == 3
+    assert main([str(tmp_path / name), *options]) == 3
     assert logging.getLogger().level == logging.ERROR
     printed = capsys.readouterr().err
-    assert "nothing" in printed
+    assert named in printed
     assert "Traceback" not in printed
 
 

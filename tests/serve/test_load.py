@@ -112,7 +112,7 @@ def test_options_that_cannot_be_are_named(
     assert (printed.err.count("\n"), printed.out) == (1, "")
 
 
-@pytest.mark.parametrize("content", ["", "\n\n"])
+@pytest.mark.parametrize("content", ["", "\n \n"])
 def test_a_file_of_keys_without_a_key_is_refused(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,8 +82,6 @@ def test_a_credential_of_systemd_is_private_whatever_its_mode(
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (b"", "keys has no key"),
-        (b"\n \n", "keys has no key"),
         (b"short\n", "5 letters"),
         (b"\xff" * 20, "no text"),
     ],

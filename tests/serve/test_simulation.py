@@ -337,11 +337,6 @@ def test_impossible_options_are_refused(
     assert printed.count("\n") == 1
 
 
-def test_a_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "/nowhere/times.json"]) == 3
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_a_reader_who_has_gone_is_told_in_one_line(file: Path) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
