@@ -24,7 +24,6 @@ from .fleet_soak import (
     moved,
     nothing_left,
     number,
-    resumed,
     rows,
 )
 from .forked import ForkedProcess, answering
@@ -44,27 +43,6 @@ async def refusal(url: str, method: str = "GET") -> tuple[int, str, str]:
     table = {"prompt": "a b"} if method == "POST" else None
     status, answer = await asyncio.to_thread(http, url, method, table)
     return status, answer["error"]["code"], answer["error"]["message"]
-
-
-async def test_a_directory_that_loses_all_it_knew_ends_no_stream(
-    redis_server: RedisServer, fleet: BoxFleet
-) -> None:
-    directory = redis_server.url
-    process = await fleet.box(1)
-    viewer = await fleet.viewer(1)
-    await viewer.watch(lambda: len(viewer.media) > 4)
-    redis_server.kill()
-    await more(viewer, 40)
-    assert await refusal(f"{fleet.url}/v1/sessions", "POST") == (503, "full", NO_DIRECTORY)
-    redis_server.start()
-    while await holder(directory, viewer.session) != process.pid:
-        await asyncio.sleep(0.1)
-    await viewer.client.drop()
-    await resumed(viewer.client)
-    count = len(viewer.media)
-    await viewer.watch(lambda: len(viewer.media) > count + 4)
-    assert not viewer.waits, "no socket but the dropped one ended"
-    await fleet.end(viewer)
 
 
 class Wire:
