@@ -132,13 +132,6 @@ def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
-        ({"seconds": 0}, 400),
-        ({"seconds": 61}, 400),
-        ({"seconds": "x"}, 400),
-        ({"seconds": "nan"}, 400),
-        ({"seconds": 10**400}, 400),
-        ({"seconds": True}, 400),
-        ({"size": "9999x9999"}, 400),
         ({"model": "other"}, 404),
         ({"prompt": "x" * 5000}, 413),
         ({"more": 1}, 400),
