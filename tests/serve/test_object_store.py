@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,13 +14,14 @@ import pytest
 from seko_serve.live.saving import Saving
 from seko_serve.metrics import Metrics
 from seko_serve.settings import Settings
-from seko_serve.store.base import ExistsError, StoreError
+from seko_serve.store.base import StoreError
 from seko_serve.store.objects import ObjectStore
 from seko_serve.store.saved import Record, Saved, SavedSessions, new_session
 
+from .test_store import NAME, check_files
+
 pytestmark = pytest.mark.slow
 
-NAME = f"{'a' * 16}.record0"
 OPTIONS = {
     "aws_access_key_id": "testing",
     "aws_secret_access_key": "testing",
@@ -57,29 +57,10 @@ def store(endpoint: str) -> ObjectStore:
     return ObjectStore(f"s3://bucket/{new_session()}", endpoint=endpoint, **OPTIONS)
 
 
-def test_a_name_is_written_once_read_and_removed(store: ObjectStore) -> None:
-    assert store.get(NAME) is None
-    store.put(NAME, [b"con", memoryview(b"tent")])
-    with pytest.raises(ExistsError):
-        store.put(NAME, [b"other"])
-    assert bytes(store.get(NAME) or b"") == b"content"
-    store.delete(NAME)
-    store.delete(NAME)
-    assert store.get(NAME) is None
-
-
-def test_of_writers_at_once_one_wins(store: ObjectStore) -> None:
-    def write(number: int) -> bool:
-        try:
-            store.put(NAME, [str(number).encode()])
-        except ExistsError:
-            return False
-        return True
-
-    with ThreadPoolExecutor(8) as threads:
-        won = [*threads.map(write, range(8))]
-    assert won.count(True) == 1
-    assert bytes(store.get(NAME) or b"") == str(won.index(True)).encode()
+def test_an_object_is_written_once_read_and_removed_and_of_writers_at_once_one_wins(
+    store: ObjectStore,
+) -> None:
+    check_files(store)
 
 
 def test_a_session_is_saved_and_read(store: ObjectStore) -> None:
