@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -249,15 +250,34 @@ def test_a_file_or_address_that_is_not_there_is_named(
     assert capsys.readouterr().err == f"seko-serve: {sentence}\n"
 
 
-@pytest.mark.parametrize("package", ["av", "uvicorn", "websockets"])
-def test_a_library_that_is_not_installed_is_named(package: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "command", "lacking", "extra"),
+    [
+        *(
+            (package, [], f"the package {package} is not installed", "./serve")
+            for package in ("av", "uvicorn", "websockets")
+        ),
+        ("simpy", ["simulate"], "a simulation needs SimPy", "'./serve[simulate]'"),
+        pytest.param(
+            *("ray", ["fleet"], "a fleet needs Ray Serve", "'./serve[ray]'"),
+            marks=pytest.mark.skipif(find_spec("yaml") is None, reason="needs seko-serve[ray]"),
+        ),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named(
+    package: str, command: list[str], lacking: str, extra: str, tmp_path: Path
+) -> None:
     """In a process of its own, where the library cannot be imported."""
-    program = f"import sys; sys.modules['{package}'] = None; from seko_serve.cli import main; sys.exit(main(['toy']))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert done.stderr == (
-        f"seko-serve: the package {package} is not installed; in Seko's folder, pip install ./runtime ./serve\n"
+    file = tmp_path / "fleet.yaml"
+    file.write_text("models: [{artifact: a}]\nsnapshots: s\n")
+    program = (
+        "import sys; sys.modules[sys.argv[1]] = None\n"
+        "from seko_serve.cli import main; sys.exit(main(sys.argv[2:]))"
     )
+    words = [sys.executable, "-c", program, package, *command, str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr == f"seko-serve: {lacking}; in Seko's folder, pip install ./runtime {extra}\n"
 
 
 @pytest.mark.usefixtures("_own_log", "serve")

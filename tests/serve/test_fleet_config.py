@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -188,20 +186,6 @@ def test_an_address_where_no_cluster_answers_is_told_at_once(
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         assert main([str(tmp_path / "fleet.yaml"), "--address", address]) == 3
     assert capsys.readouterr().err == f"seko-serve: --address: no Ray cluster answers at {address}\n"
-
-
-def test_without_ray_one_sentence_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "fleet.yaml").write_text(LEAST)
-    code = (
-        "import sys; sys.modules['ray'] = None\n"
-        "from seko_serve.cli import main; raise SystemExit(main(['fleet', sys.argv[1]]))"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "fleet.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert done.stderr == (
-        "seko-serve: a fleet needs Ray Serve; in Seko's folder, pip install ./runtime './serve[ray]'\n"
-    )
 
 
 def test_a_tar_is_unpacked_once_checked_and_named_by_its_digest(

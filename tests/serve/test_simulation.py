@@ -354,17 +354,3 @@ def test_options_have_the_names_of_fields() -> None:
         "--drain-at",
         "--seconds",
     ]
-
-
-def test_without_simpy_one_sentence_says_what_to_install(file: Path) -> None:
-    code = (
-        "import sys; sys.modules['simpy'] = None\n"
-        "from seko_serve.cli import main; raise SystemExit(main(['simulate', sys.argv[1]]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 3
-    assert done.stderr == (
-        "seko-serve: a simulation needs SimPy; in Seko's folder, pip install ./runtime './serve[simulate]'\n"
-    )
