@@ -6,8 +6,8 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing, suppress
 from http.client import HTTPConnection, HTTPResponse
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +94,18 @@ def opened(server: Running) -> dict[str, Any]:
     status, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
     assert status == 201
     return dict(answer)
+
+
+@asynccontextmanager
+async def entered(
+    server: Running, session: dict[str, Any], **further: Any
+) -> AsyncIterator[ClientConnection]:
+    """The socket of a session that was opened, which the server has let in."""
+    entrance = f"seko.ticket.{session['ticket']}"
+    async with await stream_socket(server, entrance, name=session["id"], **further) as stream:
+        await stream.send(HELLO)
+        assert json.loads(await stream.recv())["type"] == "ready"
+        yield stream
 
 
 async def test_a_request_whose_headers_trickle_in_is_cut_off(
@@ -325,11 +337,7 @@ async def test_messages_that_cannot_be_read_end_the_socket_by_name(
     session = opened(server)
 
     async def send() -> None:
-        async with await stream_socket(
-            server, f"seko.ticket.{session['ticket']}", name=session["id"]
-        ) as stream:
-            await stream.send(HELLO)
-            assert json.loads(await stream.recv())["type"] == "ready"
+        async with entered(server, session) as stream:
             await stream.send(say)
             assert await last_words(stream) == (code, close)
 
@@ -365,12 +373,10 @@ async def test_a_ticket_opens_its_own_session_and_once(server: Running, new_clie
 
     async def enter() -> None:
         assert await refused(server, entrance, name=other["id"]) == ("unauthorized", 1008)
-        fresh = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]
-        entrances = [f"seko.ticket.{fresh['ticket']}"]
-        async with await stream_socket(server, *entrances, name=fresh["id"]) as stream:
-            await stream.send(HELLO)
-            assert json.loads(await stream.recv())["type"] == "ready"
-            assert await refused(server, *entrances, name=fresh["id"]) == ("unauthorized", 1008)
+        fresh = opened(server)
+        async with entered(server, fresh):
+            used = f"seko.ticket.{fresh['ticket']}"
+            assert await refused(server, used, name=fresh["id"]) == ("unauthorized", 1008)
 
     await undisturbed(new_client(server), enter)
 
@@ -503,11 +509,8 @@ async def test_pages_of_other_sites_reach_neither_sockets_nor_sessions(
         foreign = {"origin": "https://evil.example"}
         assert await refused(server, entrance, name=session["id"], **foreign) == ("forbidden", 1008)
         # It was refused before its ticket was looked at.
-        async with await stream_socket(
-            server, entrance, name=session["id"], origin="https://good.example"
-        ) as stream:
-            await stream.send(HELLO)
-            assert json.loads(await stream.recv())["type"] == "ready"
+        async with entered(server, session, origin="https://good.example"):
+            pass
 
     await undisturbed(new_client(server), enter)
 

@@ -32,6 +32,8 @@ from .test_uploads import coded
 from .toys import talk_opener, world_opener
 
 RATE, FRAME = 16_000, 1_000  # samples a second, and to a video frame
+PICTURE = np.random.default_rng(1).integers(0, 256, (40, 120, 3), np.uint8)
+PICTURE_URL = f"data:image/png;base64,{base64.b64encode(coded(PICTURE, 'png')).decode()}"
 
 
 def noise(samples: int, seed: int = 0) -> np.ndarray:
@@ -245,12 +247,10 @@ def test_the_model_says_what_it_takes(start: Starter) -> None:
 async def test_a_picture_begins_the_stream_as_the_runtime_has_it(
     server: Running, new_client: NewClient
 ) -> None:
-    picture = np.random.default_rng(1).integers(0, 256, (40, 120, 3), np.uint8)
-    url = "data:image/png;base64," + base64.b64encode(coded(picture, "png")).decode()
-    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3, image=url)
+    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3, image=PICTURE_URL)
     media, _ = await watch(client, 3)
     await client.close()
-    fitted, _ = cover_pictures(picture, toy_whole.HEIGHT, toy_whole.WIDTH)
+    fitted, _ = cover_pictures(PICTURE, toy_whole.HEIGHT, toy_whole.WIDTH)
     with toy_pool.open_pool() as pool, pool.open_session(seed=3, prompt=PROMPT, image=fitted) as session:
         wanted = np.concatenate([session.run_chunk().video()[0] for _ in range(3)])
     assert np.array_equal(pictures(media), wanted)
@@ -260,9 +260,9 @@ async def test_a_recorded_session_is_played_again_to_the_same_bytes(
     start: Starter, tmp_path: Path, new_client: NewClient
 ) -> None:
     server = start(world_opener)
-    start_picture = np.random.default_rng(1).integers(0, 256, (40, 120, 3), np.uint8)
-    url = "data:image/png;base64," + base64.b64encode(coded(start_picture, "png")).decode()
-    client = await new_client(server).open(codecs=["rgb24"], prompt=PROMPT, seed=3, image=url, record=True)
+    client = await new_client(server).open(
+        codecs=["rgb24"], prompt=PROMPT, seed=3, image=PICTURE_URL, record=True
+    )
     assert [control["kind"] for control in client.ready["controls"].values()] == ["camera", "pictures"]
     media, _ = await watch(client, 2)
     await client.send("control", name="camera", event={"held": ["KeyW"]})
@@ -331,10 +331,10 @@ def test_a_key_that_is_held_stays_held_when_the_stream_begins_again(begun_again:
 
 
 def test_a_session_that_goes_on_begins_again_with_its_picture() -> None:
-    picture = np.random.default_rng(1).integers(0, 256, (40, 120, 3), np.uint8)
-    url = "data:image/png;base64," + base64.b64encode(coded(picture, "png")).decode()
     with toy_pool.open_pool() as pool:
-        begun = VideoContent(pool.manifest, opening_of({"prompt": PROMPT, "image": url}, pool.manifest))
+        begun = VideoContent(
+            pool.manifest, opening_of({"prompt": PROMPT, "image": PICTURE_URL}, pool.manifest)
+        )
         with begun.open(pool, "one", "tenant") as row, pool.open_session(prompt=PROMPT) as plain:
             first = row.run_chunk().to_host().copy()
             assert not np.array_equal(first, plain.run_chunk().to_host())

@@ -432,6 +432,15 @@ async def test_a_box_that_ends_while_a_request_is_under_way_renews_no_entry(
     assert "the box cannot renew its entry" not in caplog.text
 
 
+async def forgotten(fleet: Fleet, box: Box, session: str) -> Lease:
+    """The lease of a box's session, of which the directory knows nothing any more."""
+    lease = await fleet.lease(session)
+    assert box._directory is not None
+    assert lease is not None
+    await box._directory.release(session, "local", lease)
+    return lease
+
+
 async def test_a_lease_that_is_given_up_while_it_is_taken_again_is_free(
     monkeypatch: pytest.MonkeyPatch, fleet: Fleet
 ) -> None:
@@ -446,11 +455,7 @@ async def test_a_lease_that_is_given_up_while_it_is_taken_again_is_free(
         return lease
 
     monkeypatch.setattr(MemoryDirectory, "claim", while_it_ends)
-    directory = box._directory
-    assert directory is not None
-    lease = await fleet.lease(name)
-    assert lease is not None
-    await directory.release(name, "local", lease)
+    await forgotten(fleet, box, name)
     await ended.wait()
     while await fleet.lease(name) is not None:
         await asyncio.sleep(0.02)
@@ -478,11 +483,7 @@ async def test_a_lease_whose_answer_was_lost_is_the_boxs_own(
         raise DirectoryError("the directory does not answer: TimeoutError")
 
     monkeypatch.setattr(MemoryDirectory, "claim", unheard)
-    directory = box._directory
-    assert directory is not None
-    lease = await fleet.lease(name)
-    assert lease is not None
-    await directory.release(name, "local", lease)
+    lease = await forgotten(fleet, box, name)
     await lost.wait()
     session = box._manager.sessions[name]
     while session.end is None and box._leases == {}.fromkeys(box._leases, lease):
