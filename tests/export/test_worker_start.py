@@ -116,8 +116,12 @@ def test_an_interrupted_process_lets_its_child_end_by_itself(
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        run_child("waiting", str(begun), str(ended))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_child("waiting", str(begun), str(ended))
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     assert ended.read_text()
