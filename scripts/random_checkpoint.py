@@ -255,11 +255,16 @@ def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             torch.save(dict(tensors), temporary)
 
 
+def require_absent(path: Path) -> None:
+    """Refuse a path that exists, with a UsageError."""
+    if os.path.lexists(path):
+        raise UsageError(f"{path} exists; remove it or name another path: a checkpoint is never overwritten")
+
+
 @contextmanager
 def _appearing_whole(path: Path, size: int) -> Iterator[Path]:
     """Yield the path of a file or folder to make, which gets the name ``path`` if nothing fails."""
-    if os.path.lexists(path):
-        raise UsageError(f"{path} exists; remove it or name another path: a checkpoint is never overwritten")
+    require_absent(path)
     check_file_place(path)
     with whole_path(path, replace=False) as unfinished:
         check_space(path.parent, size)

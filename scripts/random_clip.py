@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from scripts.random_checkpoint import RandomFile, write_random_folder, write_tensor_file
+from scripts.random_checkpoint import RandomFile, require_absent, write_random_folder, write_tensor_file
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.key_table import plain_spread
 from seko_export.checkpoints.random import random_weight
@@ -62,6 +62,7 @@ def write_random_clip(
     """
     if form not in FORMS:
         raise UsageError(f"--format {form}: a CLIP image encoder is written as {' or '.join(FORMS)}")
+    require_absent(path)
     weights = random_clip(config, seed=seed, dtype=dtype, device=device)
     if form == DIFFUSERS:
         tensors = diffusers_tensors(weights)

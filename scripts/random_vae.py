@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from scripts.random_checkpoint import STEM, RandomFile, write_random_folder, write_tensor_file
+from scripts.random_checkpoint import STEM, RandomFile, require_absent, write_random_folder, write_tensor_file
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.key_table import plain_spread
 from seko_export.checkpoints.random import random_weight
@@ -66,6 +66,7 @@ def write_random_vae(
     forms = (WAN,) if isinstance(config, TaehvConfig) else FORMS
     if form not in forms:
         raise UsageError(f"--format {form}: a {config.title} is written as {' or '.join(forms)}")
+    require_absent(path)
     weights = random_vae(config, seed=seed, dtype=dtype, device=device)
     if form == DIFFUSERS and isinstance(config, WanVaeConfig):
         names = vae_diffusers_names(config)
