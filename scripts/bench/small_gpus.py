@@ -79,6 +79,8 @@ try:
         if begins_with_picture(artifact.manifest):
             given["image"] = np.zeros((stream.height, stream.width, 3), np.uint8)
         with artifact.open_session(**given) as session:
+            if "camera" in session.controls:
+                session.controls["camera"].take({"held": ["w"]})
             for _ in range(int(sys.argv[2])):
                 begun = time.perf_counter()
                 video = session.run_chunk().video()
