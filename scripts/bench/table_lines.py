@@ -170,11 +170,6 @@ MISSED: tuple[FigureLine, ...] = (
         (("h200", "talk_step_vs_compiled", TALK),),
     ),
     (
-        "cores that encode eight viewers' H.264",
-        "{:.2f}",
-        (("h200", "serve_encode_cores", "8 viewers, 480x832, 16 fps, H.264 superfast"),),
-    ),
-    (
         "small videos (1.3B, 320x576, window 12): time of a pass, eager PyTorch = 1, at best",
         "{:.2f}",
         (("h200", "s3_vs_eager", f"{SMALL}, fp4_fp8"),),
