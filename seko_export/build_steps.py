@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from seko_export.errors import MachineError, NumericError
 from seko_export.families.model_files import load_checkpoint
 from seko_export.families.registry import family_of, graph_of
 from seko_export.host import environment
-from seko_export.host.child_process import last_line, run_child
+from seko_export.host.child_process import last_line, waiting_child
 from seko_export.host.gpu_memory import lacks_gpu_memory, release_gpu_memory
 from seko_export.host.progress import Progress, silent
 from seko_export.media.sources import MediaSources
@@ -98,20 +100,30 @@ def build_artifact(
     source = load_checkpoint(checkpoint, config.model, load_options)
     around = workload.open_media(config, media)
 
-    with whole_folder(output_path, replace=replace) as folder:
-        with compiled_in_background(config, maker, folder, progress) as wait_for_engines:
+    # the process that verifies imports meanwhile what the backend needs; torch, where its engines are code for the host
+    library = "torch" if maker.host_code else "seko_runtime"
+    with (
+        whole_folder(output_path, replace=replace) as folder,
+        waiting_child(*workload.verify(folder), imports=library) as verify,
+    ):
+        # a C++ compiler that does not serve is found before what takes long, beside the reading of the checkpoint
+        probing = environment.probing_compiler() if maker.host_code else nullcontext(lambda: None)
+        with (
+            probing as probed,
+            compiled_in_background(config, maker, folder, progress) as wait_for_engines,
+        ):
             for note in (*source.notes, *_on_codes(source, config), *workload.notes(config)):
                 progress(note, 0, 1)
-            least_bytes = None  # counted before all that a failure would cost
-            if config.target.device != "cpu" and not maker.capabilities.unmeasured:
-                least_bytes = workload.least_bytes(config)
             progress("reading the checkpoint", 0, 1)  # first, as it finds damaged weights
             tensors = dict(family.weights(graph_of(config).pieces, source, around))
             tensors |= workload.tables(config)
             tensors |= family.tables(config, source)
+            least_bytes = None  # counted before all that a failure would cost
+            if config.target.device != "cpu" and not maker.capabilities.unmeasured:
+                least_bytes = workload.least_bytes(config)
             if maker.host_code:
                 progress("probing the compiler", 0, 1)
-                environment.probe_compiler()
+                probed()
             recording, scales, engine_s = None, dict[str, Tensor](), dict[str, float]()
             if goldens:
                 record = partial(workload.record, config, tensors, source, media, progress)
@@ -152,7 +164,7 @@ def build_artifact(
             digest = hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
         else:
             progress("verifying in a new process", 0, 1)
-            report = _verify(workload.verify(folder))
+            report = _verify(verify)
             digest = str(report["digest"])
     sizes = {name: entry.size for name, entry in manifest.files.items()}
     result = BuildResult(
@@ -210,10 +222,10 @@ def _write_manifest(
     return manifest
 
 
-def _verify(command: tuple[str, ...]) -> dict[str, Any]:
+def _verify(verify: Callable[[], CompletedProcess[str]]) -> dict[str, Any]:
     """Open the artifact with the runtime alone and replay its recorded results, in a process that may crash without
     harm."""
-    done = run_child(*command)
+    done = verify()
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         fault = MachineError if done.returncode == MachineError.exit_code else NumericError

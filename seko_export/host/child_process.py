@@ -3,15 +3,25 @@ signatures, because an artifact under construction cannot be signed yet."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
 
 from seko_export.host.compiler_cache import CACHE_VARIABLE, private_cache
 from seko_runtime.format.trust import TRUST_VARIABLE
 
 ENDING_S = 90.0  # seconds for a child to end by itself, as docs/serving.md has systemd give a server
+_WAITS = """
+import importlib, runpy, sys
+imports, module, *sys.argv[1:] = sys.argv[1:]
+importlib.import_module(imports)
+if sys.stdin.readline():  # else the parent has ended
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
 _CRASH = "Current thread"  # begins the line before a crashed thread's frames, the innermost first
 
 
@@ -24,28 +34,47 @@ def run_child(module: str, *arguments: str, shown: bool = False) -> subprocess.C
 
     If a signal interrupts the wait, the child is asked to end, and killed only if it takes longer than `ENDING_S`.
     """
+    with _started("-m", module, *arguments, stderr=None if shown else subprocess.PIPE) as child:
+        return _ended(child)
+
+
+@contextmanager
+def waiting_child(
+    module: str, *arguments: str, imports: str
+) -> Iterator[Callable[[], subprocess.CompletedProcess[str]]]:
+    """Start a child process that imports a module, which takes seconds, and waits. The yielded function lets it do what
+    `run_child` does; a child that it was not called for is ended with the context."""
+    with _started("-c", _WAITS, imports, module, *arguments, stdin=subprocess.PIPE) as child:
+        try:
+            yield partial(_ended, child, "go\n")
+        finally:
+            child.kill()
+
+
+def _started(*words: str, **pipes: Any) -> subprocess.Popen[str]:
     environ = os.environ | {
         "PYTHONHASHSEED": "0",
         "PYTHONFAULTHANDLER": "1",
         CACHE_VARIABLE: private_cache(),
     }
     environ.pop(TRUST_VARIABLE, None)  # what is being built cannot be signed yet
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
     # -P: the current directory is no place to import from.
-    command = [sys.executable, "-P", "-m", module, *arguments]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=None if shown else subprocess.PIPE, text=True, env=environ
-    ) as child:
+    return subprocess.Popen([sys.executable, "-P", *words], text=True, env=environ, **pipes)
+
+
+def _ended(child: subprocess.Popen[str], said: str | None = None) -> subprocess.CompletedProcess[str]:
+    try:
+        out, err = child.communicate(said)
+    except BaseException:
+        child.terminate()
         try:
-            out, err = child.communicate()
-        except BaseException:
-            child.terminate()
-            try:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.communicate(timeout=ENDING_S)
-            finally:  # also at a second signal
-                child.kill()
-            raise
-    done = subprocess.CompletedProcess(command, child.returncode, out, err)
+            with suppress(subprocess.TimeoutExpired):
+                child.communicate(timeout=ENDING_S)
+        finally:  # also at a second signal
+            child.kill()
+        raise
+    done = subprocess.CompletedProcess(child.args, child.returncode, out, err)
     if done.returncode < 0:
         done.returncode = 128 - done.returncode  # as a shell says it, and Seko's commands
     return done

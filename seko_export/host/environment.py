@@ -9,10 +9,13 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from itertools import permutations
 from pathlib import Path
@@ -35,13 +38,23 @@ extern "C" int seko_probe() {
 }
 """
 _PROBE_ANSWER = 42
-_PROBE_LOADER = """
-import ctypes, sys
+_PROBE = """
+import ctypes, subprocess, sys
+library, *command = sys.argv[1:]
+try:
+    built = subprocess.run(command, capture_output=True, text=True)
+except OSError as fault:
+    sys.exit(print(f"cannot be run ({fault.strerror})", end=""))
+if built.returncode:
+    detail = (built.stderr.strip().splitlines() or ["no message"])[-1]
+    sys.exit(print(f"cannot build a shared library ({detail})", end=""))
 import torch
-
 import seko_runtime
-sys.exit(ctypes.CDLL(sys.argv[1]).seko_probe())
+sys.exit(ctypes.CDLL(library).seko_probe())
 """
+_COMPILER_ADVICE = (
+    "install g++, or set CXX to a compiler that links the system's libstdc++ (CXX=/usr/bin/g++)"
+)
 
 
 @dataclass(frozen=True)
@@ -193,40 +206,50 @@ def compiler_version() -> str:
     return done.stdout.splitlines()[0] if done.stdout else f"{path}: no version"
 
 
-def probe_compiler() -> None:
-    """Compile a few lines of C++ with an engine's compiler options, load the compiled library beside torch in a child
-    process, and call it.
+@contextmanager
+def probing_compiler() -> Iterator[Callable[[], None]]:
+    """Compile a few lines of C++ with an engine's compiler options, load the compiled library beside torch, and call
+    it, in a child process that is ended with the context.
+
+    Yields
+    ------
+    callable
+        Function that waits for the result. It raises a MachineError if the compiler fails, or a library that it builds
+        crashes the process that loads the library.
 
     Raises
     ------
     MachineError
-        If there is no compiler, the compiler fails, or a library that it builds crashes the process that loads the
-        library.
+        If there is no compiler.
     """
     compiler = shutil.which(compiler_command())
-    advice = "install g++, or set CXX to a compiler that links the system's libstdc++ (CXX=/usr/bin/g++)"
     if compiler is None:
-        raise MachineError(f"no C++ compiler: {compiler_command()!r} was not found; {advice}")
+        raise MachineError(f"no C++ compiler: {compiler_command()!r} was not found; {_COMPILER_ADVICE}")
     with workshop("seko-probe-") as folder:
         source, library = folder / "probe.cpp", folder / "probe.so"
         source.write_text(_PROBE_SOURCE)
         command = [compiler, "-shared", "-fPIC", "-O1", "-std=c++20", str(source), "-o", str(library)]
-        environ = os.environ | {
-            "TMPDIR": str(folder)
-        }  # a compiler that is ended leaves its own temporary files
-        try:
-            built = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-        except OSError as fault:
-            raise MachineError(f"{compiler} cannot be run ({fault.strerror}); {advice}") from fault
-        if built.returncode:
-            detail = (built.stderr.strip().splitlines() or ["no message"])[-1]
-            raise MachineError(f"{compiler} cannot build a shared library ({detail}); {advice}")
-        loader = [sys.executable, "-c", _PROBE_LOADER, str(library)]
-        loaded = subprocess.run(loader, capture_output=True, text=True, check=False)
-    if loaded.returncode != _PROBE_ANSWER:
+        # a compiler that is ended leaves its own temporary files
+        environ = os.environ | {"TMPDIR": str(folder)}
+        with subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROBE, str(library), *command],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ, process_group=0,
+        ) as child:  # fmt: skip
+            try:
+                yield partial(_raise_for_probe, child, compiler)
+            finally:
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)  # the compiler, too
+
+
+def _raise_for_probe(child: subprocess.Popen[str], compiler: str) -> None:
+    said = child.communicate()[0]
+    if said:
+        raise MachineError(f"{compiler} {said}; {_COMPILER_ADVICE}")
+    if child.returncode != _PROBE_ANSWER:
         raise MachineError(
-            f"what {compiler} builds cannot run inside a torch process (exit code {loaded.returncode}, "
-            f"expected {_PROBE_ANSWER}): it probably links libstdc++ statically; {advice}"
+            f"what {compiler} builds cannot run inside a torch process (exit code {child.returncode}, "
+            f"expected {_PROBE_ANSWER}): it probably links libstdc++ statically; {_COMPILER_ADVICE}"
         )
 
 
@@ -326,7 +349,8 @@ def several_gpus() -> list[Finding]:
 
 def _compiler() -> Finding:
     try:
-        probe_compiler()
+        with probing_compiler() as probed:
+            probed()
     except MachineError as fault:
         return Finding("C++ compiler", False, compiler_version(), str(fault))
     return Finding("C++ compiler", True, compiler_version())

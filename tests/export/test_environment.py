@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from seko_export.errors import MachineError
 from seko_export.host import environment
-from seko_export.host.environment import Finding, Target, probe_compiler, resolve_target
+from seko_export.host.environment import Finding, Target, probing_compiler, resolve_target
 
 SUBJECTS = ["python", "torch", "GPU", "C++ compiler", "strip", "triton"]
 
@@ -25,12 +26,17 @@ def fake_compiler(folder: Path, body: str) -> str:
     return str(script)
 
 
+def probe() -> None:
+    with probing_compiler() as probed:
+        probed()
+
+
 def test_this_machines_compiler_passes(monkeypatch, tmp_path):
     if shutil.which(environment.compiler_command()) is None:
         pytest.skip("no C++ compiler")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    probe_compiler()
+    probe()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -38,7 +44,7 @@ def test_this_machines_compiler_passes(monkeypatch, tmp_path):
 def test_no_compiler(monkeypatch, command):
     monkeypatch.setenv("CXX", command)
     with pytest.raises(MachineError, match=f"{command}.*was not found; install g"):
-        probe_compiler()
+        probe()
     assert "not found" in environment.compiler_version()
 
 
@@ -55,7 +61,7 @@ def test_a_compiler_that_does_not_serve(monkeypatch, tmp_path, body, words):
     """It fails, says nothing, makes nothing, or makes what cannot be loaded: found before any engine is built."""
     monkeypatch.setenv("CXX", fake_compiler(tmp_path, body))
     with pytest.raises(MachineError, match=words) as caught:
-        probe_compiler()
+        probe()
     assert "set CXX to a compiler" in str(caught.value)
     assert caught.value.exit_code == 5
 
@@ -69,7 +75,7 @@ def test_a_library_that_answers_wrongly(monkeypatch, tmp_path):
     other.write_text('extern "C" int seko_probe() { return 7; }')
     monkeypatch.setenv("CXX", fake_compiler(tmp_path, f"{real} -shared -fPIC {other} -o $OUT"))
     with pytest.raises(MachineError, match="exit code 7, expected 42"):
-        probe_compiler()
+        probe()
 
 
 def test_a_file_that_is_no_program(monkeypatch, tmp_path):
@@ -78,8 +84,19 @@ def test_a_file_that_is_no_program(monkeypatch, tmp_path):
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
     with pytest.raises(MachineError, match=r"cannot be run \(.+\)"):
-        probe_compiler()
+        probe()
     assert environment.compiler_version().startswith(str(script))
+
+
+def test_a_compiler_whose_result_is_not_asked_for_is_ended(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path, f"echo $$ > {tmp_path}/number; exec sleep 600"))
+    number = tmp_path / "number"
+    with probing_compiler():
+        while not (number.exists() and number.read_text()):
+            time.sleep(0.01)
+    state = Path(f"/proc/{number.read_text().strip()}/stat")
+    while state.exists() and state.read_text().split()[2] != "Z":  # until then it is being killed
+        time.sleep(0.01)
 
 
 def test_targets(monkeypatch):

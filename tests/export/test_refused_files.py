@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -199,16 +200,16 @@ def test_a_model_whose_name_stands_for_a_file_is_hinted_at(
     assert not list(tmp_path.iterdir())
 
 
-def test_damaged_weights_are_found_before_a_compiler_is_tried(
+def test_damaged_weights_are_found_before_the_probe_of_the_compiler_has_ended(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The probe of the compiler takes long beside the compilers of engines."""
+    """It takes long beside the compilers of engines."""
     state = load_file(files / "model")
     state["blocks.1.ffn.0.weight"][0, 0] = torch.nan
     save_file(state, tmp_path / "damaged")
     leave_uncompiled(monkeypatch)
-    tried: list[str] = []
-    monkeypatch.setattr(environment, "probe_compiler", lambda: tried.append("probe"))
+    waited: list[str] = []
+    monkeypatch.setattr(environment, "probing_compiler", lambda: nullcontext(lambda: waited.append("probe")))
     with pytest.raises(
         CheckpointError, match=r"/damaged: blocks\.1\.ffn\.0\.weight holds 1 NaN or infinite numbers"
     ):
@@ -218,5 +219,5 @@ def test_damaged_weights_are_found_before_a_compiler_is_tried(
             room_check=False,
             note=lambda _: None,
         )
-    assert not tried
+    assert not waited
     assert [path.name for path in tmp_path.iterdir()] == ["damaged"]

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from seko_export.backends import export_backend, workers
-from seko_export.host.child_process import last_line, run_child
+from seko_export.host.child_process import last_line, run_child, waiting_child
 from tests.support.delivered_signal import deliver
 
 
@@ -92,6 +92,24 @@ def test_a_child_that_crashes_says_where(tmp_path: Path, monkeypatch: pytest.Mon
     done = run_child("crashes")
     assert done.returncode == 128 + signal.SIGSEGV
     assert "ctypes" in last_line(done) or "in dive" in last_line(done)
+
+
+def test_a_waiting_child_runs_its_module_when_it_is_told_to_and_else_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tells.py").write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "Path(sys.argv[1]).touch()\n"
+        "sys.exit(print(__name__, 'json' in sys.modules, *sys.argv[1:]) or 7)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with waiting_child("tells", str(tmp_path / "untold"), imports="json"):
+        pass
+    with waiting_child("tells", str(tmp_path / "told"), imports="json") as run:
+        done = run()
+    assert (done.returncode, done.stdout) == (7, f"__main__ True {tmp_path / 'told'}\n")
+    assert {path.name for path in tmp_path.glob("*told")} == {"told"}
 
 
 def test_an_interrupted_process_lets_its_child_end_by_itself(

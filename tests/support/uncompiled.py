@@ -50,8 +50,8 @@ def leave_uncompiled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(serialize, "canonicalize", lambda program, *_: program)
     _read_programs_once()
     patch.setattr(build_steps, "compiled_in_background", _made_here)
-    patch.setattr(build_steps, "run_child", _run_here)
-    patch.setattr(environment, "probe_compiler", lambda: None)
+    patch.setattr(build_steps, "waiting_child", _run_here)
+    patch.setattr(environment, "probing_compiler", lambda: contextlib.nullcontext(lambda: None))
 
 
 @cache
@@ -121,14 +121,22 @@ def _made_here(
     yield make_all
 
 
-def _run_here(module: str, *arguments: str, shown: bool = False) -> subprocess.CompletedProcess[str]:
-    """As `run_child`: the runtime's command in this process, other modules in one of their own."""
-    if module != "seko_runtime":
-        return run_child(module, *arguments, shown=shown)
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _silent():
-        code = seko_run(list(arguments))
-    return subprocess.CompletedProcess([module, *arguments], code, out.getvalue(), err.getvalue())
+@contextlib.contextmanager
+def _run_here(
+    module: str, *arguments: str, imports: str
+) -> Iterator[Callable[[], subprocess.CompletedProcess[str]]]:
+    """As `waiting_child`: the runtime's command in this process, other modules in one of their own."""
+    del imports
+
+    def run() -> subprocess.CompletedProcess[str]:
+        if module != "seko_runtime":
+            return run_child(module, *arguments)
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _silent():
+            code = seko_run(list(arguments))
+        return subprocess.CompletedProcess([module, *arguments], code, out.getvalue(), err.getvalue())
+
+    yield run
 
 
 @contextlib.contextmanager
