@@ -53,9 +53,9 @@ export TORCHINDUCTOR_VEC_ISA_OK=${TORCHINDUCTOR_VEC_ISA_OK:-0}
 said=$(mktemp)
 SEKO_SKIPS=$(mktemp) # a row for each skipped test of the runs below, for one table
 export SEKO_SKIPS
-SEKO_COMPILED=$(mktemp -d) # what builds share in this run
-export SEKO_COMPILED PATH=$PWD/tests/support/compiler:$PATH
-trap 'rm -rf "$said" "$SEKO_SKIPS" "$SEKO_COMPILED"' EXIT
+SEKO_MADE=$(mktemp -d) # objects that g++ compiled and folders of tests, for all that runs below
+export SEKO_MADE PATH=$PWD/tests/support/compiler:$PATH
+trap 'rm -rf "$said" "$SEKO_SKIPS" "$SEKO_MADE"' EXIT
 { "$PYTHON" -m mypy && "$(dirname "$PYTHON")/lint-imports" --no-cache && NO_MKDOCS_2_WARNING=1 "$PYTHON" -m mkdocs build --strict --quiet; } >"$said" 2>&1 &
 checks=$!
 end() { # STATUS OF THE TESTS

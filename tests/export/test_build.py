@@ -196,7 +196,7 @@ def test_a_piece_compiled_again_elsewhere_has_equal_bytes(fp4, tmp_path, workpla
         "PYTHONHASHSEED": "1",
         CACHE_VARIABLE: str(cache),
         "TMPDIR": str(shared),
-        "SEKO_COMPILED": "",  # compiled, and no copy of what this run has compiled
+        "SEKO_MADE": "",  # compiled, and no copy of what this run has compiled
     }
     command = [sys.executable, "-c", script, str(again)]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)

@@ -55,7 +55,7 @@ def replay(folder: Path, cache_folder: Path, *more: str, says: str | None, **set
         "TORCHINDUCTOR_CACHE_DIR": str(cache_folder),
         # C++ code that an earlier replay has compiled, which torch's cache does not hold, is not compiled again.
         "PATH": f"{COMPILER}:/usr/bin:/bin",
-        "SEKO_COMPILED": str(cache_folder.parent),
+        "SEKO_MADE": str(cache_folder.parent),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # the tree under test, where it is not installed
         # Each empty cache would try ten instruction sets and compile torch's headers, for kernels of a few lines.

@@ -1,4 +1,4 @@
-"""Folders that take long to make: made once a run, by the first of its processes that asks, and not to be changed."""
+"""Folders that take long to make: made once, by the first process that asks, and not to be changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from filelock import FileLock
 
 
 def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Return the folder of that name in this run's temporary folder.
+    """Return the folder of that name in ``$SEKO_MADE``, which the runs of `scripts/test.sh` share, or else in this
+    run's temporary folder.
 
     Parameters
     ----------
@@ -28,9 +29,12 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callabl
     Path
     """
     base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, marker = shared / name, shared / f"{name}.made"
-    with FileLock(shared / f"{name}.lock"):
+    if given := os.environ.get("SEKO_MADE"):
+        base = Path(given)
+    elif "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    folder, marker = base / name, base / f"{name}.made"
+    with FileLock(base / f"{name}.lock"):
         if not marker.exists():
             shutil.rmtree(folder, ignore_errors=True)  # of one that failed
             make(folder)
