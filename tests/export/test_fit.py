@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 
@@ -145,6 +146,13 @@ def test_too_little_is_refused_with_what_would_fit(sizes: dict[str, int]) -> Non
 def test_far_too_little_says_so() -> None:
     with pytest.raises(UsageError, match="take a smaller model or picture"):
         fit(BuildOptions(preset="tiny", fit="1MB"), 10**6, planned)
+
+
+def test_what_needs_its_vae_is_not_tried_without(invoke) -> None:
+    """Its loop encodes video frames again: without a VAE there is no such build, and one with it may not fit."""
+    done = invoke("plan", "--preset", "krea-14b", "--gpu", "rtx4090", "--sessions", "2", "--json")
+    assert done.exit_code == 0
+    assert not json.loads(done.stdout)["fits"]
 
 
 def test_plan_says_what_build_would_add(invoke) -> None:

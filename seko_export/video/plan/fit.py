@@ -151,11 +151,9 @@ class _Peaks:
     def __call__(self, options: BuildOptions) -> int | None:
         if options not in self._known:
             try:
-                config = self._config_of(options)
+                self._known[options] = peak_bytes(self._config_of(options))
             except UsageError:
                 self._known[options] = None
-            else:
-                self._known[options] = peak_bytes(config)
         return self._known[options]
 
     def fits(self, options: BuildOptions) -> bool:
