@@ -179,6 +179,12 @@ def test_a_variant_of_a_pipeline(published: Path, tmp_path: Path) -> None:
     assert chosen.config == plain.config
     assert chosen.checkpoint == pipeline / "transformer" / "diffusion_pytorch_model.fp16.safetensors"
     assert open_media(chosen.media, chosen.config).vae is not None
+    for file in [*pipeline.rglob("*.fp16.safetensors")]:
+        shutil.copy(file, file.with_name(file.name.replace("fp16", "fp32")))
+    among = resolve_build(BuildOptions(pipeline, variant="fp16"), machine=Target("cuda", "sm_90"))
+    assert (among.config, among.checkpoint, among.media) == (chosen.config, chosen.checkpoint, chosen.media)
+    for file in [*(pipeline / "vae").glob("*.fp32.safetensors")]:
+        file.unlink()
     next((pipeline / "vae").glob("*.safetensors")).rename(
         pipeline / "vae" / "diffusion_pytorch_model.safetensors"
     )

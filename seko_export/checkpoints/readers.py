@@ -209,7 +209,7 @@ def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
         variants = any(map(_variant_of, choices))
         raise AmbiguousCheckpointError(
             f"{home} holds {len(choices)} checkpoints and no single index: {names}; "
-            + ("name one with --variant" if variants else "name the file, or keep one index in the folder")
+            + ("name the file, or the variant with --variant" if variants else "name the file, or keep one index in the folder")
         )
     return _open_one(choices[0], layout)
 

@@ -95,6 +95,7 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
         transformer=options.checkpoint is None,
         entry=options.entry,
         adapter=options.audio_adapter,
+        variant=options.variant,
     )
     checkpoint = options.checkpoint or files.checkpoint
     if checkpoint is None:
@@ -188,7 +189,12 @@ def _by_option(paths: ModelFolder | BuildOptions) -> dict[str, Path]:
 
 
 def find_files(
-    folder: Path, *, transformer: bool = True, entry: str | None = None, adapter: Path | None = None
+    folder: Path,
+    *,
+    transformer: bool = True,
+    entry: str | None = None,
+    adapter: Path | None = None,
+    variant: str | None = None,
 ) -> ModelFolder:
     """Return the model files in a folder and in its direct subfolders, identified by their headers.
 
@@ -202,6 +208,8 @@ def find_files(
         The entry of a `.pt` that holds the transformer.
     adapter : Path, optional
         File of the transformer's audio adapter, if the user named it.
+    variant : str, optional
+        The variant, such as ``fp16``, by which folders with several are known.
 
     Raises
     ------
@@ -214,19 +222,23 @@ def find_files(
         refuse_experts(folder)
     places = [path for path in _places(folder) if adapter is None or path.resolve() != adapter.resolve()]
     taken: set[Path] = set()
+
+    def of_variant(read: Callable[..., object], **options: Any) -> Callable[[Path], object]:
+        return lambda path: read(_file_of_variant(path, variant), **options)
+
     audio = _the_one("an audio encoder", [path for path in places if _hears(path)], taken)
-    vae = _the_one("a VAE", _known(places, taken, vae_config_of), taken)
-    image = _the_one("an image encoder", _known(places, taken, clip_config_of), taken)
-    text = _the_one("a text encoder", _known(places, taken, _read_text), taken)
+    vae = _the_one("a VAE", _known(places, taken, of_variant(vae_config_of)), taken)
+    image = _the_one("an image encoder", _known(places, taken, of_variant(clip_config_of)), taken)
+    text = _the_one("a text encoder", _known(places, taken, of_variant(_read_text)), taken)
     model = tokenizer = None
     files = {path for path in places if path.is_file()}
-    recognise, refused = partial(recognise_checkpoint, entry=entry), dict[Path, CheckpointError]()
-    if transformer and _opens(folder, partial(recognise, companion=adapter), refused):
+    recognise, refused = partial(of_variant, recognise_checkpoint, entry=entry), dict[Path, CheckpointError]()
+    if transformer and _opens(folder, recognise(companion=adapter), refused):
         model = folder
         taken |= {path for path in files if path.suffix == ".safetensors"}
     elif transformer:
         for path in (None, _adapter_in(folder)) if adapter is None else (adapter,):  # a subfolder's own first
-            known = _known(places, taken, partial(recognise, companion=path), refused)
+            known = _known(places, taken, recognise(companion=path), refused)
             model = model or _the_one("a transformer", known, taken)
             adapter = path
             if model is not None:
@@ -242,6 +254,14 @@ def find_files(
         unknown=tuple(path for path in left if path not in loras),
         refusals=tuple(str(refused[path]) for path in refused if model is None and _has_weights(path)),
     )
+
+
+def _file_of_variant(path: Path, variant: str | None) -> Path:
+    """Return the file of a variant in a folder; the path itself, if it has none."""
+    if variant is not None and path.is_dir():
+        with suppress(CheckpointError):
+            return variant_file(path, Layout("", ()), variant)
+    return path
 
 
 def _places(folder: Path) -> Iterator[Path]:
