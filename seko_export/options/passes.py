@@ -47,6 +47,8 @@ def asked_schedule(options: BuildOptions, usual: Schedule) -> Schedule:
             asked |= {name: warped_timesteps(asked[name], options.shift) for name in lists}
         if options.timesteps is not None:
             usual = replace(usual, own_sigmas=(), renoise_sigmas=(), shift=options.shift)
+        else:  # the shift of the first chunk alone
+            asked.pop("shift", None)
         if options.first_timesteps is not None:
             usual = replace(usual, first_sigmas=())
         return replace(usual, **{_FIELDS.get(name, name): value for name, value in asked.items()})

@@ -306,6 +306,14 @@ def test_the_shift_of_the_times(tiny: Path) -> None:
         assert schedule.timesteps[1] == pytest.approx(1000 * 3 * 0.75 / (1 + 2 * 0.75))
 
 
+def test_a_shift_of_the_first_chunks_times_leaves_the_others_theirs() -> None:
+    """A session with other passes is warped by it, as the later chunks' are."""
+    usual = resolved("causvid-1.3b").config.workload.schedule
+    asked = resolved("causvid-1.3b", first_timesteps=(1000.0, 500.0), shift=5.0).config.workload.schedule
+    assert asked == replace(usual, first_timesteps=asked.first_timesteps)
+    assert asked.first_timesteps == pytest.approx((1000.0, 1000 * 2.5 / 3))
+
+
 # -- contradictions: both values are in the sentence ----------------------------------------------------------------
 
 
