@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from scripts.make_checkpoint import main as make_checkpoint
 from scripts.random_checkpoint import write_random_checkpoint
@@ -25,6 +25,7 @@ from seko_export.checkpoints.errors import (
 from seko_export.config.video import VideoBuild
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.registry import presets
+from seko_export.media.clip.files import clip_config_of, load_clip
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.model_folder import find_files
 from seko_export.options.resolve import resolve_build
@@ -149,6 +150,21 @@ def test_two_of_a_kind_damage_and_nothing_are_refused(whole: Path, tmp_path: Pat
     (other / "config.json").write_text(json.dumps(config))
     with pytest.raises(NotACheckpointError, match="do_stable_layer_norm is False, expected True"):
         find_files(folder)
+
+
+def test_a_whole_clip_as_transformers_stored_it_is_an_image_encoder(tmp_path: Path) -> None:
+    """With its text half, and the index that old versions kept beside the weights."""
+    clip = tmp_path / "clip"
+    write_random_clip(clip, CLIPS["clip-tiny"], "diffusers", seed=0, dtype=torch.float32, device="cpu")
+    (file,) = clip.glob("*.safetensors")
+    more = {"text_model.embeddings.token_embedding.weight": torch.zeros(4, 2)}
+    more |= {"text_projection.weight": torch.zeros(2, 2), "logit_scale": torch.zeros(())}
+    more |= {"vision_model.embeddings.position_ids": torch.arange(5)[None]}
+    plain = load_file(file)
+    save_file(plain | more, file)
+    config = clip_config_of(clip)
+    assert config == CLIPS["clip-tiny"]
+    assert load_clip(clip, config).sources.keys()
 
 
 def test_an_image_to_video_pipeline_is_found_by_one_path(tmp_path: Path) -> None:

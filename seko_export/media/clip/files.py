@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
     from seko_export.engines.weight_source import WeightSource
 
-_IMAGE, _TEXT = "visual.", "textual."
+_IMAGE = "visual."
+# Of a whole CLIP, Wan's or transformers': the text half, and an index that old versions of transformers stored.
+_UNUSED = ("textual.", "text_model.", "text_projection.")
+_UNUSED_ALONE = ("log_scale", "logit_scale", "embeddings.position_ids")
 # Of the file, behind the blocks; not used.
 _PASSED_OVER = ("post_norm.weight", "post_norm.bias", "head")
-_SCALE = "log_scale"
 _JOINED, _PARTS = "attn.to_qkv", ("attn.to_q", "attn.to_k", "attn.to_v")
 # transformers' keys, which files of a pipeline precede by a prefix -> Wan's
 _THEIR_PREFIX = "vision_model."
@@ -121,7 +123,11 @@ class _JoinedWeights:
 
 def _match(path: Path, opened: OpenedFiles, config: ClipConfig) -> tuple[str, Mapping[str, TensorSource]]:
     naming = _naming_of(opened)
-    used = (source for source in opened.sources if not source.key.startswith(_TEXT) and source.key != _SCALE)
+    used = (
+        source
+        for source in opened.sources
+        if not source.key.startswith(_UNUSED) and not source.key.endswith(_UNUSED_ALONE)
+    )
     shapes = clip_shapes(config)
     sources = compare_keys(
         f"{path} does not hold a CLIP image encoder of {config.layers + 1} blocks and width {config.dim}:",
