@@ -208,8 +208,8 @@ def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
         names = ", ".join(choice.name for choice in choices[:20])
         variants = any(map(_variant_of, choices))
         raise AmbiguousCheckpointError(
-            f"{home} holds {len(choices)} checkpoints and no single index: {names}; "
-            + ("name the file, or the variant with --variant" if variants else "name the file, or keep one index in the folder")
+            f"{home} holds {len(choices)} checkpoints and no single index: {names}; name the file, or "
+            + ("the variant with --variant" if variants else "keep one index in the folder")
         )
     return _open_one(choices[0], layout)
 
