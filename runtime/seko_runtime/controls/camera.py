@@ -100,7 +100,11 @@ class CameraControl(Control):
     options: ClassVar = (
         KEYS_OPTION,
         ControlOption(
-            "--poses", "FILE.npy", "a recorded camera: [N, 4, 4], camera to world", INPUTS, file=True
+            "--poses",
+            "FILE.npy",
+            "a recorded camera: [N, 4, 4], camera to world, x right, y down, z forward",
+            INPUTS,
+            file=True,
         ),
         ControlOption(
             "--intrinsics",
