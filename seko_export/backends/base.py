@@ -194,7 +194,7 @@ def check_capabilities(backend: ExportBackend, config: BuildConfig) -> None:
         )
     if target.device not in can.devices:
         kinds = " and ".join({"cpu": "CPUs", "cuda": "GPUs"}[device] for device in can.devices)
-        named = "cpu" if can.devices == ("cpu",) else "auto"
+        named = "cpu" if can.devices == ("cpu",) else "auto on a machine with a GPU"
         if can.cross_targets:
             named = f"one of {', '.join(can.cross_targets)}, which need not be here"
         raise UsageError(

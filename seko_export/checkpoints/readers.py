@@ -360,4 +360,4 @@ def _refused_content(path: Path, head: bytes, layout: Layout) -> Exception:
         if head.startswith(b"version https://git-lfs")
         else ""
     )
-    return NotACheckpointError(f"{path} begins with {head[:16]!r}; expected {layout.formats}{advice}")
+    return NotACheckpointError(f"{path} is of no kind that is read: expected {layout.formats}{advice}")

@@ -296,7 +296,7 @@ def test_what_is_no_recording(lines: list[str], words: str, tmp_path: Path) -> N
     path.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(InputFileError, match=words):
         read_recording(path, "--events")
-    with pytest.raises(InputFileError, match="cannot be read"):
+    with pytest.raises(InputFileError, match="was not found"):
         read_recording(tmp_path / "none", "--events")
 
 

@@ -90,6 +90,10 @@ def test_what_is_not_there_is_not_found(refused: Refused, tmp_path: Path, option
     assert refused(3, option, missing) == f"error: {option} {missing} was not found\n"
 
 
+def test_words_for_the_option_of_embeddings_are_sent_to_the_prompt(refused: Refused) -> None:
+    assert "--prompt" in refused(3, "--text", "a red disc")
+
+
 def test_an_artifact_that_is_not_there_is_not_found(tmp_path: Path, capsys: Said) -> None:
     for command in (["info"], ["verify"], ["run", "-o", str(tmp_path / "a.npy")]):
         assert main([*command, str(tmp_path / "nothing")]) == 4

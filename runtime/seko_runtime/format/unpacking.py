@@ -120,6 +120,10 @@ class _Reader:
         while left:
             part = self._file.read(min(left, READ_BYTES))
             if not part:
+                if self._at < BLOCK_BYTES:
+                    raise ArtifactError(
+                        f"{self._name} has {self._at} bytes: it is no packed artifact, or else copy it again"
+                    )
                 raise ArtifactError(
                     f"{self._name} ends at byte {self._at}, {left} more were expected; copy it again"
                 )

@@ -13,6 +13,7 @@ from typing import Any
 
 from seko_runtime.errors import DecodingError, InputFileError, VideoWriterError
 from seko_runtime.format.manifest import MAX_PIXELS
+from seko_runtime.host.faults import unreadable
 
 _MAX_FRAME_SAMPLES = 1 << 20  # of each channel, in what a decoder gives at once
 _HEAD_BYTES = 256  # with the brands of a film
@@ -76,10 +77,8 @@ def read_head(path: Path, what: str) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(_HEAD_BYTES)
-    except FileNotFoundError:
-        raise InputFileError(f"{what} was not found") from None
     except OSError as fault:
-        raise InputFileError(f"{what} cannot be read: {fault.strerror}") from None
+        raise unreadable(what, fault) from None
 
 
 @contextmanager

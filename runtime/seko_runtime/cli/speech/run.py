@@ -13,6 +13,7 @@ from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.errors import InputFileError, UsageError
 from seko_runtime.format.outputs import STDOUT
 from seko_runtime.format.whole_files import check_file_place, is_inside
+from seko_runtime.host.faults import unreadable
 from seko_runtime.media_files.sound import load_sound
 from seko_runtime.media_files.sound_writer import SoundWriter, check_sound_output
 from seko_runtime.opening.artifact import open_artifact
@@ -131,12 +132,10 @@ def _lines_of(path: Path) -> Iterator[str]:
             for number, line in enumerate(file):
                 # editors of Windows begin a file with this mark
                 yield line if number else line.removeprefix("\ufeff")
-    except FileNotFoundError:
-        raise InputFileError(f"--text-file {path} was not found") from None
     except UnicodeDecodeError:
         raise InputFileError(f"--text-file {path} is no text in UTF-8; convert it") from None
     except OSError as fault:
-        raise InputFileError(f"--text-file {path} cannot be read: {fault.strerror}") from None
+        raise unreadable(f"--text-file {path}", fault) from None
 
 
 def _run(

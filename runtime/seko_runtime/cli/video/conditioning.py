@@ -16,6 +16,7 @@ from seko_runtime.backends.host import check_device
 from seko_runtime.cli.output import note
 from seko_runtime.errors import InputFileError, ManifestError, UsageError, one_line
 from seko_runtime.format.json_fields import Fields, as_integer, as_items, as_number, as_text, parse_json
+from seko_runtime.host.faults import unreadable
 from seko_runtime.media_files.arrays import load_array
 from seko_runtime.opening.checked_artifact import read_file
 from seko_runtime.video.clocks import checked_seed
@@ -201,7 +202,7 @@ def load_schedule(path: Path) -> list[PromptAt]:
         with path.open("rb") as file:
             document = file.read(MAX_SCHEDULE_BYTES + 1)
     except OSError as error:
-        raise _unreadable("--prompts", path, error) from None
+        raise unreadable(f"--prompts {path}", error) from None
     try:
         lines = list(as_items(parse_json(document, "it", MAX_SCHEDULE_BYTES), "it", _prompt_at))
     except ManifestError as error:
@@ -244,14 +245,12 @@ def _prompt_at(value: object, where: str) -> PromptAt:
 
 
 def _load_text(path: Path) -> NDArray[np.float32]:
+    if path.suffix != ".npy" and not path.exists():
+        raise InputFileError(
+            f"--text {path} was not found: it takes an .npy of embeddings, and --prompt words"
+        )
     text = load_array(path, "--text")
     if text.dtype.kind not in "fiu":
         raise InputFileError(f"--text {path} holds no array of numbers")
     with np.errstate(over="ignore"):  # an infinite number is refused, by name
         return text.astype(np.float32)
-
-
-def _unreadable(option: str, path: Path, error: OSError) -> InputFileError:
-    if isinstance(error, FileNotFoundError):
-        return InputFileError(f"{option} {path} was not found")
-    return InputFileError(f"{option} {path} cannot be read: {error.strerror}")
