@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ from hypothesis import strategies as st
 from seko_runtime.controls.poses import checked_poses, recorded_intrinsics
 from seko_runtime.controls.voice import checked_samples
 from seko_runtime.errors import EngineRunError, ManifestError, TornStreamError, UsageError
-from seko_runtime.format.manifest import Buffer
+from seko_runtime.format.manifest import Buffer, InputSpec
+from seko_runtime.sessions.artifact import OpenedFiles
+from seko_runtime.video.artifact import VideoArtifact
 from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.golden import input_tensor
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.schedule import Passes, rescheduled, schedule_tables, warped_timesteps
 from seko_runtime.video.session import Session
@@ -43,6 +47,23 @@ def test_a_picture_is_the_first_latent_frame_of_the_first_chunk_and_of_no_other(
             assert first[row, :, :1].tobytes() == encoded(picture(0)).tobytes()
             assert first[row, :, 1:].tobytes() != free[row, :, 1:].tobytes()  # it is seen
         assert session.run_chunk().to_host()[0, :, :1].tobytes() != encoded(picture(0)).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["picture_condition", "squashed_pictures", "picture_features"])
+def test_a_picture_of_the_callers_is_not_described_by_the_recorded_inputs(kind: str) -> None:
+    """Which say what the golden's picture shows; other recorded inputs stay."""
+    specs = (
+        InputSpec("place", (1,), "float32", "input.place", "session"),
+        InputSpec("seen", (1,), "float32", "input.seen", "session", kind=kind),
+    )
+    recorded: Any = {
+        input_tensor(spec.name): SimpleNamespace(to_numpy=lambda: np.ones((1, 1))) for spec in specs
+    }
+    files = OpenedFiles(toy.changed(whole_manifest(), inputs=specs), "", "cpu", recorded)
+    engines: Any = None
+    artifact = VideoArtifact(files, engines)
+    assert set(artifact.beginning(0, prompt="a red disc")["inputs"]) == {"place", "seen"}
+    assert set(artifact.beginning(0, prompt="a red disc", image=picture(0))["inputs"]) == {"place"}
 
 
 def test_each_row_may_have_its_own_picture_and_a_restarted_row_begins_with_what_it_is_given() -> None:

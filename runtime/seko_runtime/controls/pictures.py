@@ -31,6 +31,8 @@ LAST_FRAME_KIND = (
     "last_frame"  # kind of the input that numbers the latent frame of the last picture; 0 for none
 )
 SEEN_KIND = "squashed_pictures"  # kind of the input with the pictures for an image encoder
+FEATURES_KIND = "picture_features"  # kind of the input with what the caller's image encoder makes of them
+OF_PICTURE = (CONDITION_KIND, SEEN_KIND, FEATURES_KIND)  # kinds that say what the first picture shows
 PORTRAIT_KIND = "portrait"  # kind of the input that defaults to the first reference picture
 WORDS = {
     "condition": CONDITION_KIND,

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import mapping_of, whole_number
 from seko_runtime.controls import Controls
+from seko_runtime.controls.pictures import OF_PICTURE
 from seko_runtime.errors import UsageError
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
 from seko_runtime.sessions.call_lock import under_lock
 from seko_runtime.sessions.engines import Engines
 from seko_runtime.sessions.snapshot import checked_key
-from seko_runtime.video.contract import TEXT_BUFFER, input_of_picture
+from seko_runtime.video.contract import TEXT_BUFFER
 from seko_runtime.video.golden import ChunkError
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.lockstep import Lockstep, opened_in_lockstep
@@ -93,7 +94,8 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
             default: the recorded reference frames of the golden.
         inputs : mapping of str to array, optional
             Model inputs that the caller supplies once for each session or prompt, by name; default: the recorded inputs
-            of the golden, except an input that is computed from ``image``.
+            of the golden, but with ``image`` none that describe its picture: what the artifact does not compute from
+            ``image`` is then required.
         controls : Controls, optional
             The controls of the session, of `controls_of`, which may have taken events before; default: new ones.
         prompt_cache : int
@@ -170,7 +172,9 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
             reference = recording.reference(row)
         if inputs is None:
             inputs = {**recording.inputs(None, row), **with_portrait(manifest, None, reference)}
-            inputs.pop(input_of_picture(manifest, image), None)
+            if image is not None:  # the golden's inputs say what another picture shows
+                kinds = {spec.name: spec.kind for spec in manifest.caller_inputs}
+                inputs = {name: array for name, array in inputs.items() if kinds[name] not in OF_PICTURE}
         return {"text": text, "prompt": prompt, "reference": reference, "inputs": inputs}
 
     @contextmanager

@@ -22,6 +22,7 @@ from seko_export.families.layers.choice import PROMPT, PromptModule
 from seko_export.families.wan_layout.picture_sizes import IN_LAYER
 from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.pieces import IMAGE_ENCODER
+from seko_runtime.controls.pictures import FEATURES_KIND
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.video.conditioning.clip_pictures import KIND
 from seko_runtime.video.contract import PICTURE_CHANNELS
@@ -67,7 +68,7 @@ def picture_branch(config: VideoBuild, branch: PictureBranch) -> tuple[InputSpec
     if model.picture_features is None:
         raise UsageError(f"{model.name!r} has no picture branch")
     count, _ = features = model.picture_features
-    taken = InputSpec(FEATURES, features, "float32", f"input.{FEATURES}", per=PROMPT, kind="picture_features")
+    taken = InputSpec(FEATURES, features, "float32", f"input.{FEATURES}", per=PROMPT, kind=FEATURES_KIND)
     encoder: tuple[PromptModule, ...] = ()
     source = FEATURES
     if config.workload.image is not None:
