@@ -153,6 +153,19 @@ def test_a_prompt_behind_the_last_chunk_is_told(
     assert ("not used" not in text) if told is None else (f"{told}: the last of 4 chunks" in text)
 
 
+def test_a_schedule_whose_rebuilds_cannot_be_is_refused_before_the_artifact_opens(
+    whole_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tokenizers")
+    monkeypatch.setattr(VideoManifest, "no_rebuild", "this artifact has no context pass")
+    monkeypatch.setattr("seko_runtime.cli.video.run.open_artifact", lambda *_, **__: pytest.fail("it opens"))
+    prompts = tmp_path / "prompts.json"
+    schedule = [{"at_s": 0, "prompt": "a red disc"}, {"at_s": 1, "prompt": "a blue ring", "recache": True}]
+    prompts.write_text(json.dumps(schedule))
+    assert main(["run", str(whole_folder), "--prompts", str(prompts), "-o", str(tmp_path / "a.npy")]) == 2
+    assert "this artifact has no context pass" in capsys.readouterr().err
+
+
 def test_prompts_by_video_frame_change_at_its_latent_frame(tmp_path: Path) -> None:
     """The rule of Seko-Talk's own schedules: a segment counts from the chunk on whose first latent frame it is in."""
     stream = toy.toy_manifest().workload.stream

@@ -161,10 +161,14 @@ def check_conditioning(
 
 
 def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, manifest: VideoManifest) -> None:
-    """Tokenise each prompt; warn about words that the tokenizer does not know."""
-    spec = manifest.workload.text
+    """Tokenise each prompt; warn about words that the tokenizer does not know. Refuse a rebuild of the cache that the
+    artifact cannot do; where a stream begins, there is nothing to rebuild."""
+    spec, stream = manifest.workload.text, manifest.workload.stream
     if spec is None:
         raise UsageError(no_sentences(manifest))
+    changes = prompts[int(prompts[0].due(stream, 0, 0)) :]
+    if manifest.no_rebuild and any(prompt_at.recache for prompt_at in changes):
+        raise UsageError(f"--prompts {options.prompts}: {manifest.no_rebuild}; leave recache out")
     document = read_file(options.artifact, manifest, spec.tokenizer)
     ids = PromptIds(spec, document, text_vocabulary(manifest))
     may_be_empty = begins_with_picture(manifest)
