@@ -24,6 +24,7 @@ from seko_export.media.clip.files import clip_config_of, load_clip
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 from seko_export.video.recording import eager_engine, golden_text
 from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.controls import controls_of
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.manifest import VideoManifest
@@ -138,6 +139,19 @@ def test_clip_sees_the_whole_picture_squashed(
         worst("a session that sees its first picture", error)
         assert error <= STREAM_BAR
     assert relative_error(wanted[0], wanted[1]) > 100 * STREAM_BAR
+
+
+def test_clip_sees_the_picture_of_a_restart_although_a_control_has_another(clip: tuple[Path, Any]) -> None:
+    config, weights = build(ONE, clip[0])
+    manifest = manifest_of(config, weights)
+    controls = controls_of(manifest)
+    controls["pictures"].take({"start": LAST})
+    with opened(config, weights, **opening_with(manifest, 1, start=FIRST)) as stacked:
+        wanted = stacked.run_chunk().to_host().copy()
+        stacked.sessions[0].close()
+        with stacked.pool.open_session(seed=3, text=golden_text(config), controls=controls) as session:
+            session.restart(image=FIRST)
+            assert np.array_equal(session.run_chunk().to_host(), wanted)
 
 
 def test_two_pictures_of_any_sizes_and_the_last_frame_of_a_run(clip: tuple[Path, Any]) -> None:

@@ -32,7 +32,8 @@ LAST_FRAME_KIND = (
 )
 SEEN_KIND = "squashed_pictures"  # kind of the input with the pictures for an image encoder
 FEATURES_KIND = "picture_features"  # kind of the input with what the caller's image encoder makes of them
-OF_PICTURE = (CONDITION_KIND, SEEN_KIND, FEATURES_KIND)  # kinds that say what the first picture shows
+MADE_OF_PICTURE = (CONDITION_KIND, SEEN_KIND)  # kinds that an artifact makes of the first picture
+OF_PICTURE = (*MADE_OF_PICTURE, FEATURES_KIND)  # kinds that say what the first picture shows
 PORTRAIT_KIND = "portrait"  # kind of the input that defaults to the first reference picture
 WORDS = {
     "condition": CONDITION_KIND,

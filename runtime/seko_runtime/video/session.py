@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import flag, iterates, mapping_of, shown, whole_number
 from seko_runtime.controls import Controls, controls_of
+from seko_runtime.controls.pictures import MADE_OF_PICTURE
 from seko_runtime.controls.recording import CHANGES, CHUNK_INPUTS, Entry, Recording
 from seko_runtime.controls.registry import checked_controls
 from seko_runtime.errors import UsageError
@@ -431,8 +432,13 @@ class Session(RowSession):
             kept = {"seed": seed, "reference": changed["reference"]}
             kept = {name: value for name, value in kept.items() if value is not None}
             self._begins(conditioning_latents=None, image=changed["image"], **kept)
-            if opening.get("inputs"):
-                self._set_inputs(row, opening["inputs"])
+            inputs = opening.get("inputs", {})
+            if image is not None:  # of which the rows have made what follows from a picture
+                inputs = self._not_of_picture(inputs)
+                if self.beginning is not None:
+                    self._begins(inputs=self._not_of_picture(self.beginning.inputs))
+            if inputs:
+                self._set_inputs(row, inputs)
             self._controls.reset()
             self._ahead.clear()
             self._replayed_inputs = None
@@ -443,6 +449,11 @@ class Session(RowSession):
         self._pool._rows.set_inputs(row, inputs)
         if self.beginning is not None:
             self._begins(inputs={**(self.beginning.inputs or {}), **mapping_of(inputs, "inputs")})
+
+    def _not_of_picture(self, inputs: Inputs | None) -> Inputs:
+        """Return the inputs that the rows do not make of a session's picture."""
+        made = {spec.name for spec in self.manifest.caller_inputs if spec.kind in MADE_OF_PICTURE}
+        return {name: array for name, array in mapping_of(inputs, "inputs").items() if name not in made}
 
     @property
     def manifest(self) -> VideoManifest:
