@@ -141,6 +141,15 @@ def test_clip_sees_the_whole_picture_squashed(
     assert relative_error(wanted[0], wanted[1]) > 100 * STREAM_BAR
 
 
+def test_a_recording_after_a_restart_begins_with_the_picture_that_stays() -> None:
+    config, weights = build(ONE)
+    features = np.zeros((1, *config.model.picture_features), np.float32)
+    with opened(config, weights, image=FIRST, inputs={FEATURES: features}) as stacked:
+        (session,) = stacked.sessions
+        session.restart(seed=5)
+        assert np.array_equal(session.record().entries[0].opening["image"], FIRST)
+
+
 def test_clip_sees_the_picture_of_a_restart_although_a_control_has_another(clip: tuple[Path, Any]) -> None:
     config, weights = build(ONE, clip[0])
     manifest = manifest_of(config, weights)

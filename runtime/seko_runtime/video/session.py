@@ -17,6 +17,7 @@ from seko_runtime.controls.registry import checked_controls
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingResult, RowSession, SharedRows
 from seko_runtime.video.chunk import NO_VIDEO, Chunk, SessionStats
+from seko_runtime.video.contract import picture_input
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.rows import Beginning, VideoRows
@@ -412,8 +413,8 @@ class Session(RowSession):
         seed : int, optional
             New seed of the noise; default: the stream keeps its seed.
         image : array, optional
-            Start picture, uint8 [H, W, 3]; default: that of the control of pictures, else the stream begins without
-            conditioning frames.
+            Start picture, uint8 [H, W, 3]; default: that of the control of pictures, else a picture that is a condition
+            of the model stays, and the stream begins without conditioning frames.
         reference : array, optional
             New reference frames; default: the stream keeps its reference frames.
 
@@ -429,9 +430,10 @@ class Session(RowSession):
             opening, changed = self._controls.opening(), {"image": image, "reference": reference}
             changed = {name: opening.get(name) if own is None else own for name, own in changed.items()}
             self._pool._rows.restart(row, seed=seed, **changed)
-            kept = {"seed": seed, "reference": changed["reference"]}
-            kept = {name: value for name, value in kept.items() if value is not None}
-            self._begins(conditioning_latents=None, image=changed["image"], **kept)
+            began = {name: value for name, value in {"seed": seed, **changed}.items() if value is not None}
+            # a first frame is dropped, and a condition of the model stays
+            dropped = {} if picture_input(self.manifest) is not None else {"image": None}
+            self._begins(conditioning_latents=None, **{**dropped, **began})
             inputs = opening.get("inputs", {})
             if image is not None:  # of which the rows have made what follows from a picture
                 inputs = self._not_of_picture(inputs)
