@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,20 @@ def test_events_are_recorded_and_a_film_by_its_name(tmp_path: Path) -> None:
     assert heard[0][1]["frame"].shape == (1, HEIGHT, WIDTH, 3)
     assert heard[1][1] == {"strength": 0.5}
     assert heard[2][1] == {"clip": str(tmp_path / "a.mp4")}
+
+
+def test_an_event_that_comes_while_another_waits_for_the_lock_is_recorded_too() -> None:
+    video, heard, meanwhile = control(), [], [{"strength": 0.3}]
+
+    @contextmanager
+    def lock() -> Iterator[None]:
+        if meanwhile:
+            video.take(meanwhile.pop())
+        yield
+
+    video.lock, video.heard = lock, lambda _, event: heard.append(event)
+    video.take({"strength": 0.5})
+    assert heard == [{"strength": 0.3}, {"strength": 0.5}]
 
 
 # -- films --------------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class Control(ABC):
         with self.lock():
             self._apply(event)
             if self.heard is not None:
-                self.heard(self.name, event)
+                self.heard(self.name, self._as_recorded(event))
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -129,6 +129,10 @@ class Control(ABC):
     @abstractmethod
     def _apply(self, event: Event) -> None:
         """Take an event that was checked; UsageError, without a change, if it does not fit what was taken before."""
+
+    def _as_recorded(self, event: Event) -> Event:
+        """Return what a recording has of an event that was checked."""
+        return event
 
     @property
     @abstractmethod

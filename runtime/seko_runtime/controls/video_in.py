@@ -199,16 +199,10 @@ class VideoInControl(Control):
                     )
         return values
 
-    def apply(self, event: Event) -> None:
-        """Take an event that `check` returned. A recording has a film's name in place of its frames."""
-        heard, self.heard = self.heard, None
-        try:
-            super().apply(event)
-        finally:
-            self.heard = heard
-        if heard is not None:
-            film = event.get("clip")
-            heard(self.name, {"clip": str(film.path)} if isinstance(film, Film) else event)
+    def _as_recorded(self, event: Event) -> Event:
+        """Return an event with a film's name in place of its frames."""
+        film = event.get("clip")
+        return {"clip": str(film.path)} if isinstance(film, Film) else event
 
     def _apply(self, event: Event) -> None:
         if "strength" in event:
