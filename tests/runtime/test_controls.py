@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -84,6 +85,18 @@ def test_a_kind_from_outside_is_found_by_its_entry_point(monkeypatch: pytest.Mon
     assert controls.describe() == {"knob": {"kind": "dial", "events": {"turn": {"turn": {"type": "number"}}}}}
     assert controls.state() == {"knob": {"at": 3.0}}
     assert [control.name for control in controls.of_kind("dial")] == ["knob"]
+
+
+def test_a_state_is_read_and_set_while_the_owner_does_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither makes a chunk nor takes an event of another thread."""
+    outside(monkeypatch, f"{__name__}:Dial")
+    controls, lock, held = controls_of(with_controls(ControlSpec("dial", "knob"))), threading.Lock(), []
+    controls.owned(lambda: lock)
+    monkeypatch.setattr(Dial, "state", lambda _: {"held": lock.locked()})
+    monkeypatch.setattr(Dial, "load", lambda _, __: held.append(lock.locked()))
+    assert controls.state() == {"knob": {"held": True}}
+    controls.load({"knob": {}})
+    assert held == [True]
 
 
 @pytest.mark.parametrize("target", ["nowhere.at_all:Dial", f"{__name__}:PROMPT", f"{__name__}:Pool"])

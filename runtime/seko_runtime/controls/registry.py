@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from seko_runtime.arguments import mapping_of, shown
@@ -84,6 +84,7 @@ class Controls(Mapping[str, Control]):
 
     def __init__(self, controls: Mapping[str, Control], absent: Mapping[str, str] = {}) -> None:
         self._controls, self._absent = dict(controls), dict(absent)
+        self._lock: Callable[[], AbstractContextManager[object]] = nullcontext  # of the owner
 
     def __getitem__(self, name: str) -> Control:
         if isinstance(name, str) and name in self._absent:
@@ -113,7 +114,8 @@ class Controls(Mapping[str, Control]):
         )
 
     def owned(self, lock: Callable[[], AbstractContextManager[object]]) -> None:
-        """Give the controls an owner, whose lock is held while an event is taken."""
+        """Give the controls an owner, whose lock is held while an event is taken, or a state read or set."""
+        self._lock = lock
         for control in self._controls.values():
             control.lock = lock
 
@@ -187,8 +189,16 @@ class Controls(Mapping[str, Control]):
             control.reset()
 
     def state(self) -> dict[str, Any]:
-        """Return the state of all controls, with arrays; `recording.as_json` makes JSON of it."""
-        return {name: control.state() for name, control in self._controls.items()}
+        """Return the state of all controls, with arrays; `recording.as_json` makes JSON of it. Other threads may give
+        events meanwhile.
+
+        Raises
+        ------
+        SessionClosedError
+            If the pool of the controls' session is closed.
+        """
+        with self._lock():
+            return {name: control.state() for name, control in self._controls.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a value that `state` returned; UsageError for any other value."""
@@ -197,8 +207,9 @@ class Controls(Mapping[str, Control]):
                 f"this is no state of the controls {', '.join(self._controls) or 'of an artifact without any'}; take "
                 "what state() gave"
             )
-        for name, control in self._controls.items():
-            control.load(state[name])
+        with self._lock():
+            for name, control in self._controls.items():
+                control.load(state[name])
 
 
 def controls_of(manifest: Manifest) -> Controls:
