@@ -27,7 +27,7 @@ from seko_runtime.format.manifest import Buffer
 from tests.matrix_game import test_stream as games
 from tests.matrix_game.streams import game_config
 from tests.seko_talk import streams as talks
-from tests.serve.toys import VOICE, talk_opener, world_opener
+from tests.serve.toys import VOICE, film_opener, talk_opener, world_opener
 from tests.support.voices import voice_control
 
 from . import toy, toy_inputs, toy_pool, toy_whole
@@ -147,6 +147,11 @@ STORIES = {
             [steer({"keys": "wd-30"}, "actions")],
         ],
         lambda _: {"inputs": games.opening_of()},
+    ),
+    "a clip that came before it was recorded": Story(
+        film_opener,
+        [[], [], [lambda session: session.restart()], [], [steer({"strength": 0.2}, "video_in")]],
+        before=[steer({"clip": np.stack([picture(seed) for seed in range(20)]), "fps": 12.0}, "video_in")],
     ),
     "a voice in pieces": Story(
         talk_opener,

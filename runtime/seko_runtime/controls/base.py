@@ -113,8 +113,12 @@ class Control(ABC):
         """Take an event that `check` returned."""
         with self.lock():
             self._apply(event)
-            if self.heard is not None:
-                self.heard(self.name, self._as_recorded(event))
+            self.record(event)
+
+    def record(self, event: Event) -> None:
+        """Record an event that was checked, if events are recorded."""
+        if self.heard is not None:
+            self.heard(self.name, self._as_recorded(event))
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -212,6 +216,10 @@ class Control(ABC):
     def state(self) -> dict[str, Any]:
         """Return the control's state for `load`: JSON values, and arrays, of which `recording.as_json` makes JSON.
         Snapshots of a session do not contain it."""
+
+    def beside_state(self) -> Sequence[Event]:
+        """Return the events that still act, and of which `state` has nothing; a recording begins with them."""
+        return ()
 
     @abstractmethod
     def load(self, state: Mapping[str, Any]) -> None:

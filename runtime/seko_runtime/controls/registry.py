@@ -120,9 +120,11 @@ class Controls(Mapping[str, Control]):
             control.lock = lock
 
     def recorded(self, recording: Recording) -> None:
-        """Record each event from now on."""
+        """Record each event from now on, and those before of which the controls' state has nothing."""
         for control in self._controls.values():
             control.heard = recording.heard
+            for event in control.beside_state():
+                control.record(event)
 
     def describe(self) -> dict[str, Any]:
         """Return what `Control.describe` says of each control, with its kind, by name."""

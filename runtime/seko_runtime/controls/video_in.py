@@ -341,6 +341,13 @@ class VideoInControl(Control):
             "counts": {**self._counts},
         }
 
+    def beside_state(self) -> Sequence[Event]:
+        """Return the clip."""
+        if self._clip is None:
+            return ()
+        own_rate = isinstance(self._clip.source, Film)
+        return ({"clip": self._clip.source, **({} if own_rate else {"fps": self._clip.fps})},)
+
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state` returned; UsageError for any other value."""
         try:
