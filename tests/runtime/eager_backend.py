@@ -16,7 +16,7 @@ from seko_runtime.video.manifest import Golden, VideoManifest
 from tests.support.manifest_schema import check_manifest
 from tests.support.rows import rows_of
 
-from . import toy, toy_whole
+from . import toy, toy_pool, toy_whole
 
 
 class EagerBackend:
@@ -27,7 +27,7 @@ class EagerBackend:
 
     def load_engines(self, manifest: VideoManifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
         assert {engine.file for engine in manifest.engines} <= set(files)
-        return toy_whole.eager_engines()
+        return toy_whole.eager_engines() if manifest.pool is None else toy_pool.pool_engines()
 
     def stats(self) -> Mapping[str, int]:
         return {}
@@ -43,7 +43,7 @@ def write_whole(folder: Path, manifest: VideoManifest) -> Path:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"a stand-in for " + engine.name.encode())
-    weights = {name: tensor.numpy() for name, tensor in toy_whole.whole_weights(manifest.state_rows).items()}
+    weights = {name: tensor.numpy() for name, tensor in toy_whole.whole_weights(manifest.call_rows).items()}
     for file in {weight.file for weight in manifest.weights}:
         named = [weight.name for weight in manifest.weights if weight.file == file]
         toy.write_safetensors(folder / file, {name: weights[name] for name in named})

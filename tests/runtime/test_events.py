@@ -335,7 +335,7 @@ def test_a_run_replays_what_comes_after_the_beginning() -> None:
     camera.take({"path": [np.eye(4)] * 5, "intrinsics": [500, 500, 416, 240]})
     inputs = (*voice.inputs.values(), *camera.inputs.values())
     manifest: Any = SimpleNamespace(
-        caller_inputs=inputs, control_specs=(voice.spec, camera.spec), call_rows=1
+        caller_inputs=inputs, control_specs=(voice.spec, camera.spec), call_rows=1, pool=None
     )
     begun = {"controls": {"voice": voice.state(), "camera": camera.state()}}
     options, end = argparse.Namespace(chunks=9), Entry(9, "end", {})
@@ -396,6 +396,24 @@ def test_the_command_line_replays_prompts_and_new_beginnings(whole_folder: Path,
         assert main([*asked, option, value]) == 2
     path.write_text(recording.text().replace('"seed":8', '"seed":{"base64":""}'), encoding="utf-8")
     assert main(asked) == 2  # and no TypeError
+
+
+def test_the_command_line_replays_one_session_where_calls_carry_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tokenizers")
+    monkeypatch.setattr("seko_runtime.opening.artifact.open_backend", lambda *_: EagerBackend())
+    folder = write_whole(tmp_path / "pool", toy.changed(toy_pool.pool_manifest(), golden=None))
+    with open_artifact(folder) as artifact, artifact.open_session(seed=5, prompt="a red disc") as session:
+        recording, wanted = session.record(), []
+        for number in range(3):
+            if number == 2:
+                session.restart(seed=8)
+            wanted.append(session.run_chunk().to_host())
+    path, out = tmp_path / "events.jsonl", tmp_path / "out.npy"
+    path.write_text(recording.text(), encoding="utf-8")
+    assert main(["run", str(folder), "--events", str(path), "-o", str(out)]) == 0
+    assert np.array_equal(np.load(out), np.stack(wanted))
 
 
 def test_an_mp4_has_the_sound_of_a_voice_that_came_live(

@@ -45,9 +45,9 @@ def fit_conditioning(
     manifest: VideoManifest, arrays: Mapping[str, NDArray[Any]], chunks: int = CHUNKS
 ) -> RunInputs:
     needed = {"camera": numbers(CHANNELS), "place": numbers(CHANNELS)}
-    return fit_inputs(
-        {**needed, **arrays}, argparse.Namespace(chunks=chunks, image=None), manifest, [controls_of(manifest)]
-    )
+    controls = [controls_of(manifest) for _ in range(manifest.call_rows)]
+    options = argparse.Namespace(chunks=chunks, image=None)
+    return fit_inputs({**needed, **arrays}, options, manifest, controls)
 
 
 def numbers(*shape: int) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.host import check_device
 from seko_runtime.cli.output import note
+from seko_runtime.controls import Controls
 from seko_runtime.errors import InputFileError, ManifestError, UsageError, one_line
 from seko_runtime.format.json_fields import Fields, as_integer, as_items, as_number, as_text, parse_json
 from seko_runtime.host.faults import unreadable
@@ -122,10 +123,11 @@ def check_conditioning(
     conditioning: Conditioning,
     options: argparse.Namespace,
     manifest: VideoManifest,
-    opening: Mapping[str, Any],
+    controls: Sequence[Controls],
 ) -> None:
-    """Check prompts, embeddings and ``opening``, the arguments that the run's controls give to `open_session`, against
-    the manifest. The function prints to stderr which words of the prompts the tokenizer does not know.
+    """Check prompts, embeddings and the arguments that ``controls``, those of each of the run's sessions, give to
+    `open_session`, against the manifest. The function prints to stderr which words of the prompts the tokenizer does
+    not know.
 
     Raises
     ------
@@ -136,7 +138,7 @@ def check_conditioning(
     """
     check_device(manifest.target, options.device)
     rescheduled(manifest, options.steps, options.shift)
-    rows = range(manifest.call_rows)
+    rows = range(len(controls))
     for row in rows:
         checked_seed(options.seed + row)
     shapes = {buffer.name: buffer.shape for buffer in manifest.buffers}
@@ -150,6 +152,7 @@ def check_conditioning(
             raise UsageError(
                 f"--text {options.text} is {conditioning.text.shape}, this artifact takes {expected_shape}"
             )
+    opening = controls[0].opening()
     image, reference = opening.get("image"), opening.get("reference")
     if image is not None:
         shape = shapes[PICTURE_LEVELS if picture_input(manifest) is not None else IMAGE]

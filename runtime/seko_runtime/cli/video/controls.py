@@ -60,7 +60,8 @@ def fed_controls(
 ) -> list[Controls]:
     """Return the controls of each of a run's sessions, which have taken the events of its options. Without ``--chunks``
     the function sets ``options.chunks`` to the number of chunks for which the events last; if they have no end, to 4.
-    The controls go on from the beginning of the recording that ``entries`` are, if there are any.
+    The controls go on from the beginning of the recording that ``entries`` are, if there are any. A recording is
+    replayed by one session, unless each call of the artifact carries several.
 
     Raises
     ------
@@ -69,7 +70,8 @@ def fed_controls(
         of a control with events.
     """
     by_kind, by_name = events
-    each = [controls_of(manifest) for _ in range(manifest.call_rows)]
+    rows = 1 if entries and manifest.pool is not None else manifest.call_rows
+    each = [controls_of(manifest) for _ in range(rows)]
     replays = bool(entries) and entries[0].has_controls
     for controls in each:
         if replays:

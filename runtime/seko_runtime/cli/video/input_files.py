@@ -127,8 +127,9 @@ def fit_inputs(
     controls: Sequence[Controls],
     entries: Sequence[Entry] = (),
 ) -> RunInputs:
-    """Check the arrays of inputs against the manifest. An input without an array gets the recorded values of the golden
-    (recorded results), unless the run's controls do not fit a recording; a line on stderr names this input.
+    """Check the arrays of inputs against the manifest, for as many sessions as there are ``controls``. An input without
+    an array gets the recorded values of the golden (recorded results), unless the run's controls do not fit a
+    recording; a line on stderr names this input.
 
     Raises
     ------
@@ -159,7 +160,7 @@ def fit_inputs(
                 f"input {name!r} is required per {spec.per}: give {_option_of(name, controls[0])}"
             )
     steady = {name for name, spec in specs.items() if spec.per in ("session", "prompt")}
-    rows = manifest.call_rows
+    rows = len(controls)
     return RunInputs(
         {
             name: as_rows(specs[name], array, rows, bits=False)

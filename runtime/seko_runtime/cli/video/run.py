@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, manifest: VideoManifest) -> Report:
         if options.image != image:
             events = read_controls(options)
     controls = fed_controls(options, manifest, events, arrays, entries)
-    check_conditioning(conditions, options, manifest, controls[0].opening())
+    check_conditioning(conditions, options, manifest, controls)
     inputs = fit_inputs(arrays, options, manifest, controls, entries)
     _tell_late_prompts(conditions.prompts, manifest, options.chunks)
     if not streams:
@@ -145,7 +145,7 @@ def _run(
     ):
         artifact = video_artifact(opened)
         manifest = artifact.manifest
-        stream, rows = manifest.workload.stream, manifest.call_rows
+        stream, rows = manifest.workload.stream, len(inputs.controls)
         seeds = [options.seed + row for row in range(rows)]
         starts = bool(prompts) and prompts[0].due(stream, 0, 0)
         prompt = prompts[0].prompt if starts else None
@@ -177,7 +177,7 @@ def _run(
         "seed": options.seed,
         **report,
     }
-    lines = _lines(result, job.errors, skipped, artifact.manifest)
+    lines = _lines(result, job.errors, skipped, artifact.manifest, rows)
     return Report(result, lines, aside=descriptor is not None)
 
 
@@ -320,10 +320,10 @@ def _video_frames(manifest: VideoManifest, first: int) -> int:
     return manifest.workload.stream.chunk_frames * manifest.workload.stream.video_frames_per_latent
 
 
-def _size(manifest: VideoManifest) -> tuple[int, int]:
-    """Return width and height of a written picture, in which the batch's rows are side by side."""
+def _size(manifest: VideoManifest, rows: int) -> tuple[int, int]:
+    """Return width and height of a written picture, in which the run's rows are side by side."""
     shown = manifest.workload.stream if manifest.workload.video is None else manifest.workload.video
-    return shown.width * manifest.call_rows, shown.height
+    return shown.width * rows, shown.height
 
 
 def _golden_chunks(artifact: VideoArtifact) -> tuple[int, ...]:
@@ -345,7 +345,7 @@ def _not_compared(options: argparse.Namespace, artifact: VideoArtifact, seeds: S
 
 
 def _lines(
-    result: dict[str, Any], errors: Sequence[ChunkError], skipped: str, manifest: VideoManifest
+    result: dict[str, Any], errors: Sequence[ChunkError], skipped: str, manifest: VideoManifest, rows: int
 ) -> tuple[str, ...]:
     kind = "latents"
     if result["preview"]:
@@ -353,7 +353,7 @@ def _lines(
     elif result["first_frame_s"] is not None:
         kind = f"{result['video_frames']} video frames, the first after {result['first_frame_s']:.2f} s"
     if result["format"] == "raw":
-        kind += "; rgb24 pictures, {}x{}".format(*_size(manifest))
+        kind += "; rgb24 pictures, {}x{}".format(*_size(manifest, rows))
     kv = manifest.workload.kv
     ratio = kv.pool_bytes / max(kv.bf16_pool_bytes, 1)
     late = result["live_late_s"]
