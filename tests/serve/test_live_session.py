@@ -111,6 +111,28 @@ def test_with_a_lead_a_chunk_begins_that_long_before_a_player_needs_it(
     assert session.ready()
 
 
+@pytest.mark.parametrize("lacking", ["input", "acknowledgement"])
+def test_only_a_due_time_to_come_counts_while_the_next_chunk_waits_for_its_viewer(
+    lacking: str, session: LiveSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A viewer who does not answer would else keep videos and voices from being made."""
+    now = [100.0]
+    monkeypatch.setattr("seko_serve.live.session.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(session.content, "starved", lambda: lacking == "input")
+    monkeypatch.setattr(session.viewer, "takes", lambda _: lacking != "acknowledgement")
+    device = Device(lambda: pytest.fail("opened"))
+    device.add(session)
+    session.viewer.detached_at = None
+    session.viewer._pace.count_chunk(16, now[0])
+    session._chunks_made = 1
+    now[0] = 100.5
+    assert device._dues() == [101.0]
+    now[0] = 101.5
+    assert device._dues() == []
+    lacking = ""
+    assert device._dues() == [101.0]  # the device alone is behind
+
+
 class BeginsMeanwhile:
     """A stream whose next chunk may begin right after the device's thread has looked whether it is ready."""
 

@@ -91,7 +91,8 @@ class Watched(Streamed, Protocol):
     """The interface of a live session, that is, of a stream that a viewer watches."""
 
     def next_due(self) -> float | None:
-        """Return the time at which the session's viewer needs the next chunk; None if no viewer plays the stream."""
+        """Return the time at which the session's viewer needs the next chunk; None if no viewer plays the stream, or
+        the chunk waits for its viewer beyond that time."""
 
     def next_begin(self) -> float | None:
         """Return the time before which the next chunk is not begun; None if it may begin at any time."""

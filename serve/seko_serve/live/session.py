@@ -372,23 +372,26 @@ class LiveSession:
         """Return whether the device's thread may call `request` now. If the chunk lacks something that the viewer must
         send, such as sound, the result is True only if a control waits, because the control may contain it.
         """
-        starved = self.content.starved()
         with self._lock:
             # What needs all chunks encoded waits for it; otherwise one is encoded while the next one is made.
             alone = self._snapshot_due() or any(control.type in _BEGINS_ANEW for control in self._waiting)
-            may_run = not (self._paused or self._on_hold) and (bool(self._waiting) or not starved)
+            may_run = not (self._paused or self._on_hold)
         begin = self.next_begin()
         return (
             may_run
             and (begin is None or time.monotonic() >= begin)
             and self.row is not None
             and len(self._encoder) < (1 if alone else MAX_ENCODING)
-            and self.viewer.takes(self._chunks_made)
+            and not self._awaits_viewer()
         )
 
     def next_due(self) -> float | None:
-        """Return the time at which the viewer needs the next chunk; None if the viewer plays nothing."""
-        return self.viewer.due(0.0, self._chunks_made) if self.viewer.plays and not self._paused else None
+        """Return the time at which the viewer needs the next chunk; None if the viewer plays nothing, or the time has
+        passed because the viewer has not shown enough, or has not sent what the chunk lacks."""
+        if self._paused or not self.viewer.plays:
+            return None
+        due = self.viewer.due(0.0, self._chunks_made)
+        return None if due < time.monotonic() and self._awaits_viewer() else due
 
     def next_begin(self) -> float | None:
         """Return the time before which the next chunk is not begun; None if it may begin at any time."""
@@ -454,6 +457,13 @@ class LiveSession:
         if self.row is None:
             raise ServeError("conflict", "the session has no row")
         return self.row
+
+    def _awaits_viewer(self) -> bool:
+        """Return whether the next chunk waits for the viewer to show earlier ones, or to send what the chunk lacks."""
+        starved = self.content.starved()
+        with self._lock:
+            starved = starved and not self._waiting
+        return starved or not self.viewer.takes(self._chunks_made)
 
     def _snapshot_due(self) -> bool:
         return 0 < self._every <= self._unsaved and not self._saving
