@@ -133,6 +133,27 @@ def test_only_a_due_time_to_come_counts_while_the_next_chunk_waits_for_its_viewe
     assert device._dues() == [101.0]  # the device alone is behind
 
 
+@pytest.mark.parametrize(("came", "late"), [(101.5, False), (100.5, True)])
+def test_a_chunk_is_late_by_what_the_server_took_and_not_by_its_viewers_silence(
+    came: float, late: bool, session: LiveSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the chunk lacked comes after, or before, all earlier frames have been shown."""
+    now, starved = [100.0], [True]
+    for module in ("session", "viewer"):
+        clock = SimpleNamespace(monotonic=lambda: now[0])
+        monkeypatch.setattr(f"seko_serve.live.{module}.time", clock)
+    monkeypatch.setattr(session.content, "starved", lambda: starved[0])
+    monkeypatch.setattr(session.content, "apply", lambda *_: starved.clear() or starved.append(False))
+    session.viewer.count(16)
+    session._chunks_made = 1
+    session.viewer.acknowledge(0)
+    now[0] = came
+    session.control(Control("restart", "1", {}))
+    now[0] = 102.0
+    session.request(now[0])
+    assert (session.viewer.count(16).lateness > 0) is late
+
+
 class BeginsMeanwhile:
     """A stream whose next chunk may begin right after the device's thread has looked whether it is ready."""
 

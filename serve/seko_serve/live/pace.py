@@ -95,7 +95,7 @@ class Pace:
             self.shown, self.told_at = shown, now
 
     def stop(self) -> None:
-        """Stop the viewer's clock for a pause or a lost socket. The viewer collects chunks again before it continues
-        to play.
+        """Stop the viewer's clock for a pause, a lost socket or input that did not come. The viewer collects chunks
+        again before it continues to play.
         """
         self.begun, self.collected, self.first = None, 0, self.frames

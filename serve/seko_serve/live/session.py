@@ -134,6 +134,7 @@ class LiveSession:
         self._paused = self._on_hold = False
         self._lock = threading.Lock()
         self._waiting: deque[Control] = deque()  # controls for the next chunk
+        self._came_at = 0.0  # when the first of them came
         self._applied: list[str] = []  # ids of the controls that the chunk under way follows
         self._chunks_made = 0  # chunks that the device has made
         self._senders, self._sent_at = 0, 0.0  # those who send video now; when the last one left
@@ -240,6 +241,8 @@ class LiveSession:
                     control = self._newest(control)
                 if len(self._waiting) >= MAX_WAITING:
                     raise ServeError("too_many_requests", f"{MAX_WAITING} controls wait for the next chunk")
+                if not self._waiting:
+                    self._came_at = time.monotonic()
                 self._waiting.append(control)
             self._tell_receipt("received", control)
         self._wake()
@@ -469,8 +472,9 @@ class LiveSession:
         return 0 < self._every <= self._unsaved and not self._saving
 
     def _apply_waiting(self, row: RowSession) -> None:
+        starved = self.content.starved()
         with self._lock:
-            waiting = list(self._waiting)
+            waiting, came_at = list(self._waiting), self._came_at
             self._waiting.clear()
         for control in waiting:
             try:
@@ -487,3 +491,6 @@ class LiveSession:
                     self._tell_receipt("applied", control, chunk=self._chunks_made, note=note)
                 elif control.id:
                     self._applied.append(control.id)
+        # If what the chunk lacked came when all before it had been shown, its viewer caused the wait.
+        if starved and not self.content.starved() and self.viewer.due(came_at, self._chunks_made) < came_at:
+            self.viewer.stop_clock()

@@ -198,7 +198,7 @@ class Viewer:
             self._acknowledge(chunk)
 
     def stop_clock(self) -> None:
-        """Stop the viewer's clock for a pause; no chunk is late during the pause."""
+        """Stop the viewer's clock for a pause, or a wait that the viewer caused; no chunk is late by it."""
         with self._lock:
             self._pace.stop()
 
