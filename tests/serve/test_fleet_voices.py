@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import time
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 
+from seko_runtime.speech.pool import SpeechPool
+from seko_runtime.speech.voice import Voice
 from seko_serve.fleet import choice
 from seko_serve.speech import voices
 from tests.speech.toy_speech import VOICE
@@ -58,6 +62,24 @@ async def test_a_voice_that_one_box_encoded_speaks_at_another_that_came_later(
     assert (await ask(fleet, f"{PATH}/{voice['id']}", "DELETE", key=KEYS[0]))[1]["deleted"]
     assert (await ask(fleet, f"{PATH}/ada", key=KEYS[0]))[0] == 404
     assert (await speak(fleet, voice="ada"))[0] == 404
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/sessions"])
+async def test_a_box_that_encodes_a_voice_is_given_longer_to_answer(
+    path: str, monkeypatch: pytest.MonkeyPatch, fleet: Fleet
+) -> None:
+    await fleet.box(opener)
+    real = SpeechPool.encode_voice_in_parts
+
+    def slow(pool: SpeechPool, **recordings: Any) -> Generator[None, None, Voice]:
+        time.sleep(0.5)
+        return (yield from real(pool, **recordings))
+
+    monkeypatch.setattr(SpeechPool, "encode_voice_in_parts", slow)
+    monkeypatch.setattr("seko_serve.fleet.boxes.ANSWER_S", 0.2)
+    table = {"name": "ada", "ref_audio": RECORDING} if path == PATH else {"voice": RECORDING}
+    status, answer = await ask(fleet, path, "POST", table)
+    assert status < 400, answer
 
 
 async def test_a_link_to_speech_takes_one_request_without_a_key_at_a_box(start_fleet: FleetStarter) -> None:

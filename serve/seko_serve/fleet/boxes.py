@@ -12,6 +12,7 @@ from typing import Any
 from seko_serve.fleet.directory import BoxFacts
 
 ANSWER_S = 5.0  # for which an answer's beginning is waited for; opening a session encodes its prompt
+VOICE_S = 25.0  # more, for a voice that a box encodes part by part between its sessions' calls
 CONNECT_S = 2.0
 _LOG = logging.getLogger("seko_serve")
 

@@ -29,7 +29,7 @@ import seko_serve
 from seko_serve.errors import ServeError
 from seko_serve.fleet.answers import headers_of, model_of, passed, placed, rewritten
 from seko_serve.fleet.asked_boxes import AGAIN_S, REFUSALS, AskedBoxes, by_artifact, named
-from seko_serve.fleet.boxes import Answer, BoxGoneError, BoxSilentError
+from seko_serve.fleet.boxes import VOICE_S, Answer, BoxGoneError, BoxSilentError
 from seko_serve.fleet.choice import in_order, with_room
 from seko_serve.fleet.directory import BoxFacts, Directory, DirectoryError
 from seko_serve.fleet.gauges import BoxRows
@@ -231,13 +231,14 @@ class Gateway:
             if not with_room(place, self._boxes.promised()):
                 attempts.insert(0, (with_room(others, self._boxes.promised()), headers))
         attempts = [attempt for attempt in attempts if attempt[0]] or [([], headers)]
+        more_s = VOICE_S if b'"voice"' in body else 0.0
         for candidates, fields in attempts[:-1]:
             with suppress(ServeError):
-                box, answer = await self._boxes.first(candidates, "POST", path, fields, body)
+                box, answer = await self._boxes.first(candidates, "POST", path, fields, body, more_s=more_s)
                 if answer.code not in REFUSALS or "queue_token" in answer.table["error"]:
                     return box, answer
         candidates, fields = attempts[-1]
-        return await self._boxes.first(candidates, "POST", path, fields, body)
+        return await self._boxes.first(candidates, "POST", path, fields, body, more_s=more_s)
 
     async def _queue(self, request: Request) -> Response:
         self._access.tenant(request)

@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket
 from seko_serve.errors import ServeError
 from seko_serve.fleet.answers import headers_of, link_at, model_of, passed, rewritten, sent_to
 from seko_serve.fleet.asked_boxes import AGAIN_S, AskedBoxes, by_artifact
-from seko_serve.fleet.boxes import Answer
+from seko_serve.fleet.boxes import VOICE_S, Answer
 from seko_serve.fleet.directory import BoxFacts
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import raw_body
@@ -105,7 +105,8 @@ class FleetWorkload:
         body = await raw_body(request, MAX_OPENING_BYTES)
         model = model_of(body, request.headers.get("content-type", ""))
         boxes = await self._of_model(model)
-        return passed((await self._boxes.first(boxes, "POST", path, headers_of(request), body))[1])
+        _, answer = await self._boxes.first(boxes, "POST", path, headers_of(request), body, more_s=VOICE_S)
+        return passed(answer)
 
     async def _list_kept(self, path: str, request: Request) -> Response:
         """Return what a tenant keeps for any artifact."""
