@@ -8,6 +8,7 @@ import io
 import json
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ from tests.speech.toy_speech import (
     write_artifact,
 )
 
-from .bounded import comes, until
+from .bounded import LIMIT_S, comes, until
 from .conftest import NewClient, Running, Starter
 from .test_controls import noise, wav
 from .test_server import http
@@ -168,6 +169,17 @@ def test_names_of_openai_stand_for_the_model_and_its_voice_and_the_answer_says_s
     assert (
         headers["seko-note"] == "model tts-1 is toy-speech; voice alloy is default; language follows the text"
     )
+
+
+def test_a_long_name_of_a_model_is_read_once() -> None:
+    """In a process of its own, as an expression that tries each part of the name would not end."""
+    code = """
+from seko_serve.speech.fields import is_stock_model
+assert is_stock_model("gpt-4o-mini-realtime-preview-2024-12-17")
+assert not is_stock_model("gpt-4o-mini")
+assert not is_stock_model("gpt-" + "realtime" * (1 << 20) + "!")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT_S)
 
 
 def test_guidance_and_temperature_are_those_of_the_request(start: Starter) -> None:

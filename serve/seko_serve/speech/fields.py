@@ -35,15 +35,18 @@ STOCK_VOICES = (  # of OpenAI
     "alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse",
 )  # fmt: skip
 STOCK_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-_STOCK_MODEL = re.compile(
-    rf"(?:{'|'.join(STOCK_MODELS)})(?:-[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}})?|gpt-[a-z0-9.-]*realtime[a-z0-9.-]*"
-)
+_STOCK_MODEL = re.compile(rf"(?:{'|'.join(STOCK_MODELS)})(?:-[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}})?")
+# Of names with "realtime" in them: a pattern that had the word would try it at each place of a long name.
+_REALTIME_MODEL = re.compile(r"gpt-[a-z0-9.-]+")
 _A_VOICE: Table = {"anyOf": [TEXT, object_of({"id": TEXT})]}
 
 
 def is_stock_model(name: object) -> bool:
     """Return whether a name is that of one of OpenAI's models that speak, for which the artifact stands in."""
-    return isinstance(name, str) and _STOCK_MODEL.fullmatch(name) is not None
+    if not isinstance(name, str):
+        return False
+    pattern = _REALTIME_MODEL if "realtime" in name else _STOCK_MODEL
+    return pattern.fullmatch(name) is not None
 
 
 def _input(value: Any, name: str) -> str:
