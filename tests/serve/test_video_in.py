@@ -8,11 +8,12 @@ from typing import Any
 
 import av
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from seko_serve.client import AsyncClient
 from seko_serve.live.session import MAX_FRAMES
-from seko_serve.protocol import Media
+from seko_serve.protocol import Control, Media
 from tests.runtime.toy_whole import HEIGHT, WIDTH
 
 from .bounded import until
@@ -27,12 +28,14 @@ def picture(level: int, height: int = HEIGHT, width: int = WIDTH) -> NDArray[np.
     return np.full((height, width, 3), level, np.uint8)
 
 
-def png(level: int) -> bytes:
+def png(level: int, height: int = HEIGHT, width: int = WIDTH) -> bytes:
     file = io.BytesIO()
     with av.open(file, "w", format="image2pipe") as container:
         stream: Any = container.add_stream("png", rate=1)
-        stream.height, stream.width, stream.pix_fmt = HEIGHT, WIDTH, "rgb24"
-        container.mux(stream.encode(av.VideoFrame.from_ndarray(picture(level), format="rgb24")))
+        stream.height, stream.width, stream.pix_fmt = height, width, "rgb24"
+        container.mux(
+            stream.encode(av.VideoFrame.from_ndarray(picture(level, height, width), format="rgb24"))
+        )
         container.mux(stream.encode(None))
     return file.getvalue()
 
@@ -117,6 +120,16 @@ async def test_while_nothing_is_made_the_newest_frames_wait_and_the_others_are_c
     assert after["frames taken"] - before["frames taken"] == 3 * (MAX_FRAMES + more)
     assert after["dropped"] - before["dropped"] >= 2 * (MAX_FRAMES + more) + more
     await client.close()
+
+
+@pytest.mark.parametrize("size", [(8 * HEIGHT, 4 * WIDTH), (8, 10 * WIDTH)])
+async def test_a_frame_waits_in_the_size_of_the_model(
+    size: tuple[int, int], start: Starter, new_client: NewClient, applied: list[Control]
+) -> None:
+    client = await new_client(start(film_opener)).open(codecs=["rgb24"], prompt=PROMPT)
+    await client.send_frame(png(9, *size))
+    await watch(client, 1)
+    assert applied[0].fields["frame"].shape == (HEIGHT, WIDTH, 3)
 
 
 async def test_what_is_no_frame_is_rejected_and_the_stream_goes_on(

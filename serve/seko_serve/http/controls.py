@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
+
+from av import VideoFrame
 
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
+from seko_serve.http.workload import video_in
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
-from seko_serve.media.uploads import decoded_picture
+from seko_serve.media.uploads import decoded_picture, fitted_frame
 from seko_serve.protocol import FRAME, Control, message, parse_binary, parse_control
 
 REMEMBERED_IDS = 1024  # of a client's controls
@@ -63,7 +68,7 @@ class ControlIntake:
             if control.id and control.id in self._ids:
                 raise ServeError("conflict", "a control of this id came before")
             if control.type == FRAME:
-                control = await asyncio.to_thread(_decoded, control)
+                control = await asyncio.to_thread(self._decoded, control)
             session.control(control)
             self._ids.append(control.id)
         except ServeError as error:
@@ -73,8 +78,14 @@ class ControlIntake:
                 await asyncio.sleep(error.retry_after)
         return False
 
+    @cached_property
+    def _video_in(self) -> Mapping[str, int]:
+        return video_in(self._manager.device.manifest)
 
-def _decoded(control: Control) -> Control:
-    """Return a frame of an input video with its pixels, uint8 [H, W, 3]; ServeError if it is no picture."""
-    frame = decoded_picture(control.fields["picture"], "the frame")
-    return replace(control, fields={"frame": frame, "dropped": control.fields["dropped"]})
+    def _decoded(self, control: Control) -> Control:
+        """Return a frame of an input video with its pixels, in the model's size; ServeError if it is no picture, or the
+        artifact takes no video."""
+        height, width = self._video_in["height"], self._video_in["width"]
+        frame = VideoFrame.from_ndarray(decoded_picture(control.fields["picture"], "the frame"), "rgb24")
+        fields = {"frame": fitted_frame(frame, height, width), "dropped": control.fields["dropped"]}
+        return replace(control, fields=fields)

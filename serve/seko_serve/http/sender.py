@@ -8,18 +8,15 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 from aiortc import MediaStreamTrack
 from aiortc.mediastreams import MediaStreamError
 from av import VideoFrame
-from numpy.typing import NDArray
 
-from seko_runtime.media_files.films import covering
 from seko_serve.errors import ServeError
 from seko_serve.http.peer import Peer
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
-from seko_serve.media.uploads import MAX_PICTURE_PIXELS
+from seko_serve.media.uploads import fitted_frame
 from seko_serve.protocol import FRAME, Control
 from seko_serve.settings import Settings
 
@@ -106,7 +103,7 @@ class Sender(Peer):
                 continue
             left_out, self._left_out = self._left_out, 0
             try:
-                picture = await asyncio.to_thread(_picture, frame, self._height, self._width)
+                picture = await asyncio.to_thread(fitted_frame, frame, self._height, self._width)
                 self._session.control(Control(FRAME, "", {"frame": picture, "dropped": left_out}))
             except ServeError:
                 self._left_out += left_out + 1
@@ -116,16 +113,6 @@ class Sender(Peer):
         while self._session.end is None:
             await asyncio.sleep(LOOK_S)
         raise self._session.end
-
-
-def _picture(frame: VideoFrame, height: int, width: int) -> NDArray[np.uint8]:
-    """Return a frame as uint8 [rows, columns, 3] that just covers this size; ServeError if it is too large, or so
-    narrow that it then would be."""
-    scale = max(1.0, width / frame.width, height / frame.height)
-    if frame.width * frame.height * scale**2 > MAX_PICTURE_PIXELS:
-        raise ServeError("too_large", f"a frame has more than {MAX_PICTURE_PIXELS} pixels")
-    picture: NDArray[np.uint8] = covering(frame, height, width).to_ndarray(format="rgb24")
-    return picture
 
 
 async def _forget(track: MediaStreamTrack) -> None:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +19,7 @@ from seko_serve.http.access import Access
 from seko_serve.http.bodies import raw_body
 from seko_serve.http.fields import Read, anything, flag, number
 from seko_serve.http.openings import open_session
-from seko_serve.http.workload import RouteFamily, workload_of
+from seko_serve.http.workload import RouteFamily, video_in
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
 from seko_serve.settings import Settings
@@ -90,7 +90,7 @@ class WebRtcRoutes(RouteFamily):
             nonlocal offer
             await asyncio.to_thread(_peer_types)  # without them nothing is opened
             if way == WHIP:
-                self._video_in()
+                video_in(self._manager.device.manifest)
             offer = await _body(request, SDP)
             return {
                 name: READ.get(name, anything)(value, name) for name, value in request.query_params.items()
@@ -129,7 +129,7 @@ class WebRtcRoutes(RouteFamily):
         player, sender = await asyncio.to_thread(_peer_types)  # importing them takes long
         peer: Peer
         if way == WHIP:
-            peer = sender(session, self._manager, self._video_in(), self._settings)
+            peer = sender(session, self._manager, video_in(self._manager.device.manifest), self._settings)
         else:
             peer = player(session, self._manager, self._access, self._settings)
         answer = await peer.answer(offer)
@@ -145,18 +145,6 @@ class WebRtcRoutes(RouteFamily):
         location = f"{root}/v1/sessions/{session.name}/{way}/{entered.name}"
         headers = {"location": location, "etag": f'"{entered.name}"', "accept-patch": FRAGMENT}
         return Response(answer, 201, headers | _ice_servers(self._settings), SDP)
-
-    def _video_in(self) -> Mapping[str, int]:
-        """Return the size and rate of the video that the artifact takes; ServeError if it takes none."""
-        manifest = self._manager.device.manifest
-        controls: Any = workload_of(manifest).facts_of(manifest).get("controls", {})
-        for described in controls.values():
-            if "video" in described:
-                video: Mapping[str, int] = described["video"]
-                return video
-        raise ServeError(
-            "unsupported", "this artifact takes no video; one that does is built with --strength S"
-        )
 
 
 def options(settings: Settings) -> Response:

@@ -175,6 +175,17 @@ def workload_of(manifest: Manifest) -> ServedWorkload[Any]:
     return served_workload(manifest.workload.kind)
 
 
+def video_in(manifest: Manifest) -> Mapping[str, int]:
+    """Return the size and rate of the video that an artifact takes: ``height``, ``width``, ``fps``; ServeError if it
+    takes none."""
+    controls: Any = workload_of(manifest).facts_of(manifest).get("controls", {})
+    for described in controls.values():
+        if "video" in described:
+            video: Mapping[str, int] = described["video"]
+            return video
+    raise ServeError("unsupported", "this artifact takes no video; one that does is built with --strength S")
+
+
 def served_workloads() -> Iterator[ServedWorkload[Any]]:
     """Yield all workloads that are installed. One of another distribution that cannot be loaded is left out with a
     `BrokenPluginWarning`."""

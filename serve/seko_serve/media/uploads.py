@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from av import VideoFrame
 from numpy.typing import NDArray
 
+from seko_runtime.controls.fitting import cover_pictures
 from seko_runtime.errors import DecodingError, SekoRuntimeError
 from seko_runtime.media_files.containers import picture_format
+from seko_runtime.media_files.films import covering
 from seko_runtime.media_files.picture_heads import picture_head
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.media_files.sound import load_sound
@@ -81,6 +84,15 @@ def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
             f"{name} has {head.width} x {head.height} pixels, at most {MAX_PICTURE_PIXELS} are taken",
         )
     return _from_file(data, name, load_image, f"is no picture that can be decoded: expected {PICTURES}")
+
+
+def fitted_frame(frame: VideoFrame, height: int, width: int) -> NDArray[np.uint8]:
+    """Return a frame of an input video as uint8 [height, width, 3], resized until it covers this size and cut to its
+    centre; ServeError if it is too large, or so narrow that it would be."""
+    scale = max(1.0, width / frame.width, height / frame.height)
+    if frame.width * frame.height * scale**2 > MAX_PICTURE_PIXELS:
+        raise ServeError("too_large", f"a frame has more than {MAX_PICTURE_PIXELS} pixels")
+    return cover_pictures(covering(frame, height, width).to_ndarray(format="rgb24"), height, width)[0]
 
 
 def decoded_sound(
