@@ -183,8 +183,8 @@ class AsyncClient:
                     try:
                         await self._ask("DELETE", f"/v1/sessions/{(await asked)['id']}")
                     except ServeError as refused:
-                        queue = str(refused.facts.get("queue_token", ""))
-                        await self._ask("DELETE", "/v1/queue", queue=queue)
+                        if queue := str(refused.facts.get("queue_token", "")):
+                            await self._ask("DELETE", "/v1/queue", queue=queue)
             raise
         return self
 

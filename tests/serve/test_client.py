@@ -242,6 +242,22 @@ def test_an_answer_that_does_not_come_is_an_error_that_may_be_tried_again(
         waiting.release_soon()
 
 
+async def test_a_server_that_gave_no_place_in_its_queue_is_not_asked_to_free_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that does not answer would be waited for once more."""
+    asked = []
+
+    async def unanswered(_: AsyncClient, method: str, path: str, *__: object, **___: object) -> None:
+        asked.append((method, path))
+        raise UnreachableError("http://127.0.0.1:1", "it is silent")
+
+    monkeypatch.setattr(AsyncClient, "_ask", unanswered)
+    with pytest.raises(UnreachableError):
+        await AsyncClient("http://127.0.0.1:1").open(prompt=PROMPT)
+    assert asked == [("POST", "/v1/sessions")]
+
+
 ANSWERS = [
     *(
         (b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(words), words), status.decode())
