@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import wave
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
@@ -216,9 +217,18 @@ def test_numbers_are_spoken_as_words_if_a_request_asks_for_it(
 
 def test_a_file_that_is_not_streamed_comes_as_a_whole(start: Starter) -> None:
     server = start(opener)
-    plain, _ = spoken(server.url, input="abc", response_format="wav")
-    content, headers = spoken(server.url, input="abc", response_format="wav", stream=False)
+    plain, _ = spoken(server.url, input="abc", response_format="pcm")
+    content, headers = spoken(server.url, input="abc", response_format="pcm", stream=False)
     assert (content, headers["content-length"]) == (plain, str(len(plain)))
+
+
+def test_a_wav_that_comes_as_a_whole_says_its_length(start: Starter) -> None:
+    server = start(opener)
+    content, _ = spoken(server.url, input="abc", response_format="wav", stream=False)
+    assert int.from_bytes(content[4:8], "little") == len(content) - 8
+    with wave.open(io.BytesIO(content)) as file:
+        said = levels(said_alone("abc"))
+        assert (file.getnframes(), file.readframes(len(said) + 1)) == (len(said), said.tobytes())
 
 
 def test_a_speech_ends_at_its_largest_number_of_patches_and_says_so(start: Starter) -> None:

@@ -37,21 +37,24 @@ class SoundFile(ABC):
     def close(self) -> bytes:
         """Return the last bytes of the sound file."""
 
+    def completed(self, content: bytes) -> bytes:
+        """Return the whole sound file with the sizes that its header could not say before its end."""
+        return content
+
 
 class _Samples(SoundFile):
     """A sound file of signed 16-bit samples, little endian, after a WAV header or without a header."""
 
     def __init__(self, rate: int, *, header: bool) -> None:
         described = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
-        whole = (
-            b"RIFF"
-            + struct.pack("<I", _UNKNOWN)
-            + b"WAVE"
-            + described
-            + b"data"
-            + struct.pack("<I", _UNKNOWN)
-        )
-        self._head = whole if header else b""
+        self._described = b"WAVE" + described + b"data" if header else b""
+        self._head = self._header(_UNKNOWN, _UNKNOWN)
+
+    def _header(self, file_bytes: int, sound_bytes: int) -> bytes:
+        if not self._described:
+            return b""
+        sizes = struct.pack("<I", file_bytes), struct.pack("<I", sound_bytes)
+        return b"RIFF" + sizes[0] + self._described + sizes[1]
 
     def write(self, samples: NDArray[np.int16]) -> bytes:
         head, self._head = self._head, b""
@@ -59,6 +62,11 @@ class _Samples(SoundFile):
 
     def close(self) -> bytes:
         return self._head
+
+    def completed(self, content: bytes) -> bytes:
+        header_bytes = len(self._header(0, 0))
+        sound = content[header_bytes:]
+        return self._header(header_bytes - 8 + len(sound), len(sound)) + sound
 
 
 class _Resampled(SoundFile):

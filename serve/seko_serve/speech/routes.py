@@ -119,5 +119,5 @@ class SpeechRoutes(WorkloadRoutes):
         }
         if not at_once or request.scope["http_version"] == "1.0":
             # A body of HTTP/1.0 ends with the connection, also after an error.
-            return Response(await whole(first, parts, request), **kind)
+            return Response(speech.file.completed(await whole(first, parts, request)), **kind)
         return SoundResponse(sound(first, parts, refused), parts, **kind)
