@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_serve.errors import ServeError
+from seko_serve.http.access import Access
 from seko_serve.security.keys import ApiKeys, read_keys
 from seko_serve.security.origins import check_origin
 from seko_serve.security.rates import MOST_CALLERS, Rate
 from seko_serve.security.tokens import MOST_TOKENS, ResumeTokens, Ticket
+from seko_serve.settings import Settings
 
 KEYS = ("a-key-of-the-first-tenant", "a-key-of-the-second-tenant")
 
@@ -175,6 +177,22 @@ def test_callers_have_buckets_of_their_own_and_quiet_ones_are_forgotten() -> Non
     with pytest.raises(ServeError, match="more calls than the limit"):
         rate.take(str(MOST_CALLERS))
     assert len(rate._left) <= MOST_CALLERS
+
+
+@pytest.mark.parametrize(
+    ("option", "sent"),
+    [
+        ("https://Video.Example.org", "https://video.example.org"),
+        ("https://video.example.org:443", "https://video.example.org"),
+        ("http://127.0.0.1:80", "http://127.0.0.1"),
+        ("http://video.example.org:443", "http://video.example.org:443"),
+        ("*", "https://video.example.org"),
+    ],
+)
+def test_an_allowed_origin_is_known_as_browsers_write_it(option: str, sent: str) -> None:
+    access = Access(Settings(Path("toy"), allowed_origins=frozenset({option})))
+    assert access.may_read(sent)
+    assert option == "*" or not access.may_read(f"{sent}0")
 
 
 @pytest.mark.parametrize(

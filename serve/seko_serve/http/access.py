@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 
 from seko_serve.errors import ServeError
 from seko_serve.security.keys import ApiKeys
-from seko_serve.security.origins import check_origin
+from seko_serve.security.origins import browsers_form, check_origin
 from seko_serve.security.rates import Rate
 from seko_serve.security.tokens import Links
 from seko_serve.settings import LOOPBACK, Settings
@@ -48,7 +48,7 @@ class Access:
 
     def __init__(self, settings: Settings) -> None:
         self._keys = ApiKeys(settings.keys)
-        self._allowed = settings.allowed_origins
+        self._allowed = frozenset(map(browsers_form, settings.allowed_origins))
         self._by_socket_file = settings.uds is not None
         # A page of another site that gives its own name the address 127.0.0.1 would be of the same origin. Without
         # keys nothing else keeps it out.

@@ -7,6 +7,14 @@ from urllib.parse import urlsplit
 
 from seko_serve.errors import ServeError
 
+OWN_PORTS = {"http": ":80", "https": ":443"}
+
+
+def browsers_form(origin: str) -> str:
+    """Return an origin as browsers write it: in small letters, and without the port that is its scheme's own."""
+    origin = origin.lower()
+    return origin.removesuffix(OWN_PORTS.get(urlsplit(origin).scheme, ""))
+
 
 def check_origin(origin: str | None, host: str | None, allowed: frozenset[str]) -> None:
     """Raise a ServeError if a page of another site opens the socket.
@@ -18,7 +26,7 @@ def check_origin(origin: str | None, host: str | None, allowed: frozenset[str]) 
     host : str or None
         The request's header ``Host``.
     allowed : frozenset of str
-        Further allowed origins, such as ``https://example.org``; ``*`` allows all.
+        Further allowed origins, in `browsers_form`, such as ``https://example.org``; ``*`` allows all.
     """
     if origin is None or "*" in allowed or origin in allowed:
         return
