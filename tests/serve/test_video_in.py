@@ -122,6 +122,17 @@ async def test_while_nothing_is_made_the_newest_frames_wait_and_the_others_are_c
     await client.close()
 
 
+async def test_a_frame_whose_place_a_newer_one_took_is_answered_like_all_others(
+    start: Starter, new_client: NewClient
+) -> None:
+    client = await new_client(start(film_opener)).open(codecs=["rgb24"], prompt=PROMPT)
+    await client.send("pause")
+    names = {await client.send_frame(png(level)) for level in range(MAX_FRAMES + 2)}
+    await client.send("play")
+    _, messages = await watch(client, 2)
+    assert names <= {message["id"] for message in messages if message["type"] == "applied"}
+
+
 @pytest.mark.parametrize("size", [(8 * HEIGHT, 4 * WIDTH), (8, 10 * WIDTH)])
 async def test_a_frame_waits_in_the_size_of_the_model(
     size: tuple[int, int], start: Starter, new_client: NewClient, applied: list[Control]

@@ -236,26 +236,30 @@ class LiveSession:
             self.viewer.watchers.send(message("state", paused=self._paused), to_all=True)
         else:
             self.content.check(control)
+            dropped: Control | None = None
             with self._lock:
                 if control.type == FRAME:
-                    control = self._newest(control)
+                    control, dropped = self._newest(control)
+                    following = self._chunks_made + (self.pending is not None)
                 if len(self._waiting) >= MAX_WAITING:
                     raise ServeError("too_many_requests", f"{MAX_WAITING} controls wait for the next chunk")
                 if not self._waiting:
                     self._came_at = time.monotonic()
                 self._waiting.append(control)
             self._tell_receipt("received", control)
+            if dropped is not None:
+                self._tell_receipt("applied", dropped, chunk=following, note="newer frames took its place")
         self._wake()
 
-    def _newest(self, frame: Control) -> Control:
-        """Return a frame of an input video that is to wait, with the count of those that it takes the place of: where
-        `MAX_FRAMES` wait, the oldest one goes."""
+    def _newest(self, frame: Control) -> tuple[Control, Control | None]:
+        """Return a frame of an input video that is to wait, with the count of those that it takes the place of; and the
+        oldest one, which goes where `MAX_FRAMES` wait."""
         frames = [waiting for waiting in self._waiting if waiting.type == FRAME]
         if len(frames) < MAX_FRAMES:
-            return frame
+            return frame, None
         self._waiting = deque(waiting for waiting in self._waiting if waiting is not frames[0])
         dropped = frame.fields["dropped"] + frames[0].fields["dropped"] + 1
-        return replace(frame, fields={**frame.fields, "dropped": dropped})
+        return replace(frame, fields={**frame.fields, "dropped": dropped}), frames[0]
 
     def sender_came(self) -> None:
         """One has come who sends the session video beside its viewer; ServeError if the session has ended."""
