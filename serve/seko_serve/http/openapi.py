@@ -32,6 +32,7 @@ from seko_serve.http.schemas import (
 from seko_serve.http.workload import RouteFamily, served_workloads
 
 QUEUE_TOKEN = "`join`, or the token of a place in the queue."
+_APPENDED = "to be appended to the address and path at which the server is reached; a gateway's is whole"
 
 
 def document() -> Table:
@@ -266,7 +267,7 @@ def _schemas(session: Table) -> Table:
         "id": TEXT,
         "object": {"const": "session"},
         "model": TEXT,
-        "url": {"type": "string", "description": "Of the socket."},
+        "url": {"type": "string", "description": f"Of the socket: {_APPENDED}."},
         "state": {"enum": ["running", "paused", "ended", "saved"]},
         "attached": {"type": "boolean", "description": "Whether it has a socket."},
         "lease_s": NUMBER,
@@ -323,5 +324,11 @@ def _schemas(session: Table) -> Table:
         "Place": object_of(
             {"place": WHOLE, "waiting": WHOLE, "wait_s": {"type": ["number", "null"]}, "admitted": FLAG}
         ),
-        "Link": object_of({"object": {"const": "link"}, "url": TEXT, "ticket_s": NUMBER}),
+        "Link": object_of(
+            {
+                "object": {"const": "link"},
+                "url": {"type": "string", "description": f"For one request: {_APPENDED}."},
+                "ticket_s": NUMBER,
+            }
+        ),
     }
