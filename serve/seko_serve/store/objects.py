@@ -13,7 +13,8 @@ class ObjectStore:
     """The objects of one bucket, below a prefix of names.
 
     Objects that no server process deletes, for example because the process was killed and never restarted, must be
-    removed by a lifecycle rule of the bucket.
+    removed by a lifecycle rule of the bucket. The rule must leave each object for longer than any session lasts: the
+    object that names a session's owner is written once, and without it the session is lost.
 
     Parameters
     ----------
