@@ -20,6 +20,7 @@ import seko_runtime
 from seko_export.cli import main as seko_export
 from seko_runtime.cli.commands import main
 from seko_runtime.errors import ArtifactError, UsageError
+from seko_runtime.media_files import sound_writer
 from seko_runtime.media_files.sound import load_sound
 from seko_runtime.media_files.sound_writer import SoundWriter
 from seko_runtime.opening.artifact import open_artifact
@@ -349,6 +350,16 @@ def ended(path: Path, fault: BaseException) -> None:
     with SoundWriter(path, 48_000) as writer:
         writer.write(np.zeros(24_000, np.float32))
         raise fault
+
+
+def test_a_wav_of_more_than_four_gigabytes_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its header cannot say how much it holds."""
+    monkeypatch.setattr(sound_writer, "_HEADER_BYTES", 44 - (1 << 32))
+    with SoundWriter(tmp_path / "out.wav", 48_000) as writer:
+        writer.write(np.zeros(24_000, np.float32))
+    content = (tmp_path / "out.wav").read_bytes()
+    assert content[40:44] == b"\xff" * 4
+    assert len(content) == 44 + 2 * 24_000
 
 
 def test_a_signal_keeps_the_sound_so_far(tmp_path: Path) -> None:

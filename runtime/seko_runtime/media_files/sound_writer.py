@@ -140,8 +140,8 @@ class _RawSink:
 
 
 class _WavSink(_RawSink):
-    """Writer of wav files, whose header gets its sizes at the end; in a pipe the sizes stay unknown, which players take
-    for an endless sound."""
+    """Writer of wav files, whose header gets its sizes at the end; in a pipe, and beyond 4 GiB, the sizes stay unknown,
+    which players take for an endless sound."""
 
     def __init__(self, file: BinaryIO, rate: int) -> None:
         super().__init__(file)
@@ -156,7 +156,7 @@ class _WavSink(_RawSink):
             self._file.seek(0, os.SEEK_END)
 
     def _header(self, size: int) -> bytes:
-        whole = min(size + _HEADER_BYTES - 8, _UNKNOWN)
+        whole, size = (min(count, _UNKNOWN) for count in (size + _HEADER_BYTES - 8, size))
         described = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, self._rate, 2 * self._rate, 2, 16)
         return struct.pack("<4sI4s", b"RIFF", whole, b"WAVE") + described + struct.pack("<4sI", b"data", size)
 
