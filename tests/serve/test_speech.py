@@ -205,14 +205,29 @@ def test_numbers_are_spoken_as_words_if_a_request_asks_for_it(
     content, _ = spoken(server.url, input="I see 5", normalize="en", **table)
     assert content == spoken(server.url, input="I see five", **table)[0]
     assert content != spoken(server.url, input="I see 5", **table)[0]
-    for text, language, status in (("5", "de", 400), ("한국 5명", "en", 400)):
-        sent = {"input": text, "normalize": language}
-        code, answer = http(f"{server.url}/v1/audio/speech", "POST", sent)
-        assert (code, answer["error"]["param"]) == (status, "normalize")
+    sent = {"input": "5", "normalize": "de"}
+    code, answer = http(f"{server.url}/v1/audio/speech", "POST", sent)
+    assert (code, answer["error"]["param"]) == (400, "normalize")
     monkeypatch.setitem(sys.modules, "wetext", None)
     normaliser._library.cache_clear()
     code, answer = http(f"{server.url}/v1/audio/speech", "POST", {"input": "5", "normalize": "en"})
     assert (code, answer["error"]["code"]) == (501, "not_installed")
+
+
+def test_words_that_are_too_many_are_refused_before_a_row_is_taken(start: Starter) -> None:
+    pytest.importorskip("wetext", reason="needs seko-runtime[normalize]")
+    server = start(opener)
+    sent = {"input": "777,777 777,777. " * 240, "normalize": "en"}
+    code, answer = http(f"{server.url}/v1/audio/speech", "POST", sent)
+    assert (code, answer["error"]["param"]) == (413, "input")
+
+
+def test_a_text_that_its_session_refuses_is_answered(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(opener)
+    monkeypatch.setattr("seko_serve.speech.content.MAX_LETTERS_AHEAD", 5)
+    code, answer = http(f"{server.url}/v1/audio/speech", "POST", {"input": "hallo there"})
+    assert (code, answer["error"]["code"]) == (413, "too_large")
+    until(lambda: http(f"{server.url}/v1/sessions")[1]["data"] == [])
 
 
 def test_a_file_that_is_not_streamed_comes_as_a_whole(start: Starter) -> None:

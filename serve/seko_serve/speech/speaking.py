@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -20,7 +21,7 @@ from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
 from seko_serve.media.sound_files import SoundFile
 from seko_serve.protocol import JOIN, Codec, Control, Media
-from seko_serve.speech.content import SpeechContent
+from seko_serve.speech.content import MAX_LETTERS_AHEAD, SpeechContent
 from seko_serve.speech.fields import DEFAULT_VOICE, STOCK_VOICES, is_stock_model
 from seko_serve.speech.opening import FIELDS as OPENING
 from seko_serve.speech.opening import SpeechOpening, speech_opening_of
@@ -229,13 +230,20 @@ class Speech:
 
 
 def with_words(text: str, language: str) -> str:
-    """Return a text with numbers as words; ServeError if the library is missing or cannot read the text."""
+    """Return a text with numbers as words; ServeError if the library is missing, or the text becomes too long."""
     try:
-        return "".join(normalised(text, language, "input"))
+        words = "".join(normalised(text, language, "input"))
     except LibraryMissingError as error:
         raise ServeError("not_installed", str(error), field="normalize") from None
     except UsageError as error:
         raise ServeError("bad_request", str(error), field="normalize") from None
+    if len(words) > MAX_LETTERS_AHEAD:
+        raise ServeError(
+            "too_large",
+            f"input has {len(words)} letters with numbers as words, at most {MAX_LETTERS_AHEAD} are taken",
+            field="input",
+        )
+    return words
 
 
 async def opening_of(
@@ -248,10 +256,12 @@ async def opening_of(
 
 
 async def _heard(connection: Connection) -> AsyncIterator[Media]:
-    """Yield the sound of a session as soon as the sound is made. If the session ends before its text is spoken, a
-    ServeError follows the yielded sound."""
+    """Yield the sound of a session as soon as the sound is made. If the session ends before its text is spoken, or
+    refuses the text, a ServeError follows the yielded sound."""
     while connection.end is None or connection.outbox:
         for waiting in await connection.messages():
             if isinstance(waiting, bytes):
                 yield Media.parse(waiting)
+            elif waiting and (told := json.loads(waiting))["type"] == "rejected":
+                raise ServeError.of_body(told)
     raise connection.end
