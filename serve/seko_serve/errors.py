@@ -4,7 +4,8 @@ whether to try again."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,6 +216,16 @@ class ServeError(Exception):
         except (ValueError, KeyError, TypeError):  # such as a proxy's page
             reason = f"a proxy or another server answered {status}"
             return UnreachableError(address, reason) if address else cls("internal", reason)
+
+
+@contextmanager
+def of_field(name: str) -> Iterator[None]:
+    """Name the request's field in a ServeError of the block that names none."""
+    try:
+        yield
+    except ServeError as error:
+        error.field = error.field or name
+        raise
 
 
 def _encodable(text: str) -> str:

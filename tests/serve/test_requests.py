@@ -168,6 +168,26 @@ def test_what_is_no_seed_is_named(seed: object) -> None:
     assert refused.value.message == f"seed is {seed!r}, expected a whole number within 62 bits"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt", 7),
+        ("seed", "a"),
+        ("fps", 0),
+        ("image", "abc"),
+        ("last_image", "abc"),
+        ("inputs", []),
+        ("record", 1),
+        ("masks", []),
+        ("voice", "abc"),
+    ],
+)
+def test_the_field_that_is_wrong_is_told_to_programs(field: str, value: object) -> None:
+    with pytest.raises(ServeError) as refused:
+        opening_of({"prompt": PROMPT, field: value}, toy_whole.whole_manifest())
+    assert refused.value.field == field
+
+
 @pytest.mark.parametrize("fps", [0.001, 0, 0.999, 241, float("nan"), "16", True, 10**400])
 def test_a_rate_that_nobody_watches_is_named(fps: object) -> None:
     with pytest.raises(ServeError) as refused:

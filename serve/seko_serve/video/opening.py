@@ -14,7 +14,7 @@ from seko_runtime.controls import Controls, controls_of
 from seko_runtime.controls.pictures import LAST_S
 from seko_runtime.controls.recording import of_json
 from seko_runtime.errors import UsageError
-from seko_serve.errors import MAX_NAME_LETTERS, ServeError
+from seko_serve.errors import MAX_NAME_LETTERS, ServeError, of_field
 from seko_serve.http.openings import check_opening
 from seko_serve.media import uploads
 from seko_serve.protocol import MAX_PROMPT_LETTERS, whole_seed
@@ -116,13 +116,27 @@ def opening_of(table: dict[str, Any], manifest: VideoManifest, picture: str = "i
     """Return the opening of a session of a video artifact from a request; see
     `ServedWorkload.opening_of`. Messages of errors call the field ``image`` by the name ``picture``."""
     check_opening(table, FIELDS, manifest.name)
-    prompt, seed = _prompt(_first_prompt(table), manifest), whole_seed(table.get("seed", 0), "seed")
-    fps = _fps(table.get("fps", manifest.workload.stream.fps), manifest)
-    pictures, inputs = _pictures(table, fps, manifest, picture), _inputs(table.get("inputs", {}))
+    with of_field("prompts" if table.get("prompts") is not None else "prompt"):
+        prompt = _prompt(_first_prompt(table), manifest)
+    with of_field("seed"):
+        seed = whole_seed(table.get("seed", 0), "seed")
+    with of_field("fps"):
+        fps = _fps(table.get("fps", manifest.workload.stream.fps), manifest)
+    with of_field(picture):
+        pictures = _pictures(table, fps, manifest, picture)
+    with of_field("inputs"):
+        inputs = _inputs(table.get("inputs", {}))
     record = table.get("record", False)
     if not isinstance(record, bool):
-        raise ServeError("bad_request", f"record is of type {type(record).__name__}, expected true or false")
-    masks, voice = _masks(table.get("masks"), manifest), _voice(table.get("voice"), manifest)
+        raise ServeError(
+            "bad_request",
+            f"record is of type {type(record).__name__}, expected true or false",
+            field="record",
+        )
+    with of_field("masks"):
+        masks = _masks(table.get("masks"), manifest)
+    with of_field("voice"):
+        voice = _voice(table.get("voice"), manifest)
     return Opening(prompt, seed, fps, pictures, inputs, masks, voice, record)
 
 
@@ -185,7 +199,9 @@ def _pictures(
     asked = asked_pictures(controls)
     if "last_image" not in asked and (table.get("last_image") is not None or table.get("last_s") is not None):
         raise ServeError(
-            "unsupported", "this artifact takes no last picture: leave last_image and last_s out"
+            "unsupported",
+            "this artifact takes no last picture: leave last_image and last_s out",
+            field="last_image",
         )
     if table.get("image") is None:
         if asked.get("image"):
@@ -197,15 +213,19 @@ def _pictures(
         raise ServeError("unsupported", f"this artifact takes no picture: leave {picture} out")
     if "last_image" in asked and table.get("last_image") is None:
         raise ServeError(
-            "bad_request", "last_image is missing: this artifact's video leads from one picture to another"
+            "bad_request",
+            "last_image is missing: this artifact's video leads from one picture to another",
+            field="last_image",
         )
     fields = {picture: table["image"]}
     if "last_image" in asked:
         fields["last_image"] = table["last_image"]
-    first, *last = [
-        uploads.decoded_picture(uploads.data_of(field, name, uploads.MAX_PICTURE_BYTES), name)
-        for name, field in fields.items()
-    ]
+    decoded = []
+    for name, value in fields.items():
+        with of_field(name):
+            data = uploads.data_of(value, name, uploads.MAX_PICTURE_BYTES)
+            decoded.append(uploads.decoded_picture(data, name))
+    first, *last = decoded
     more = {"last": last[0], "last_s": table.get("last_s", LAST_S), "fps": fps} if last else {}
     try:
         return _taken(controls, first, {**more, "names": {"start": picture, "last": "last_image"}})
