@@ -283,7 +283,7 @@ def test_the_options_of_a_camera(weights, tmp_path: Path) -> None:
             {},
             "no control 'fog'; its controls: 'camera', 'pictures'",
         ),
-        (asked(control=[f"camera={tmp_path / 'none.json'}"]), {}, "none.json cannot be read"),
+        (asked(control=[f"camera={tmp_path / 'none.json'}"]), {}, "none.json was not found"),
         (asked(control=[f"camera={files['poses']}"]), {}, "holds no events"),
     ):
         with pytest.raises(SekoRuntimeError, match=words):

@@ -348,7 +348,7 @@ def test_an_adapter_of_another_model_or_of_none_is_refused(folder: Path, tmp_pat
         BuildOptions(preset=TINY, random_weights=0, audio_adapter=folder / ADAPTER)
     with pytest.raises(CheckpointNotFoundError, match="no checkpoint at"):
         resolve_build(BuildOptions(folder, audio_adapter=tmp_path / "missing.pt", target="cpu"))
-    with pytest.raises(CheckpointError, match=r"config\.json begins with .* is read together with it"):
+    with pytest.raises(CheckpointError, match=r"config\.json is of no kind .* is read together with it"):
         resolve_build(BuildOptions(folder, audio_adapter=folder / "config.json", target="cpu"))
 
 
