@@ -18,6 +18,7 @@ from typing import Any
 
 import av
 
+from seko_runtime.host.end_signals import until_ended
 from seko_serve.client import AsyncClient, is_address
 from seko_serve.command_line import Parser, sentence
 from seko_serve.errors import ServeError, UnreachableError
@@ -354,7 +355,9 @@ def parser() -> argparse.ArgumentParser:
         default=0.5,
         help="viewers a second, at random; 0: all at once (default: 0.5)",
     )
-    argument_parser.add_argument("--seconds", type=float, default=60.0, help="of video that each watches")
+    argument_parser.add_argument(
+        "--seconds", type=float, default=60.0, help="of video that each watches (default: 60)"
+    )
     argument_parser.add_argument(
         "--buffer", type=int, default=1, help=f"chunks collected before playing, 1 to {MAX_BUFFER}"
     )
@@ -372,7 +375,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run ``seko-serve load``; return the exit code: 1 if no viewer was served, 2 if an option is impossible."""
+    """Run ``seko-serve load``; return the exit code: 1 if no viewer was served, 2 if an option is impossible. A signal
+    that ends it ends the viewers' sessions."""
     chosen = parser().parse_args(arguments)
     opening: dict[str, object] = {"prompt": chosen.prompt} if chosen.prompt else {}
     if chosen.fps is not None:
@@ -394,14 +398,27 @@ def main(arguments: Sequence[str]) -> int:
             chosen.at_once,
         )
     except (ValueError, OSError) as error:
-        print(f"seko-serve: {sentence(error)}", file=sys.stderr)
+        _tell(sentence(error))
         return 2
+    return until_ended(lambda: _report(load, as_json=chosen.json), _tell)
+
+
+def _report(load: Load, *, as_json: bool) -> int:
+    if not as_json:
+        _tell(f"viewers: {load.sessions}, each for {load.seconds:g} s of video; figures come at the end")
     views = asyncio.run(run_load(load))
     report = Report.of(views, load.buffer)
-    print(json.dumps(asdict(report)) if chosen.json else report.text())
+    if as_json:
+        print(json.dumps(asdict(report)))
+    elif set(report.refused) != {UNREACHABLE}:
+        print(report.text())
     if report.served:
         return 0
     first = views[0]
     why = "" if first.refused == UNREACHABLE else "no viewer was served: "
-    print(f"seko-serve: {why}{first.reason or first.lost}", file=sys.stderr)
+    _tell(f"{why}{first.reason or first.lost}")
     return 1
+
+
+def _tell(line: str) -> None:
+    print(f"seko-serve: {line}", file=sys.stderr)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -14,8 +17,9 @@ from hypothesis import strategies as st
 from seko_serve.cli import main
 from seko_serve.load import Report, View, arrivals, percentile
 
+from .bounded import until
 from .conftest import Starter
-from .test_server import PROMPT
+from .test_server import PROMPT, http
 
 
 def view(came: list[float], frames: list[int], fps: float = 4.0) -> View:
@@ -73,8 +77,8 @@ def test_viewers_are_served_refused_and_counted(start: Starter, capsys: pytest.C
     assert main(["load", server.url, "--sessions", "1", "--prompt", "x" * 5000]) == 1
     printed = capsys.readouterr()
     assert "1 too_large" in printed.out
-    assert (
-        printed.err == "seko-serve: no viewer was served: prompt has 5000 letters, at most 4000 are taken\n"
+    assert printed.err.endswith(
+        "seko-serve: no viewer was served: prompt has 5000 letters, at most 4000 are taken\n"
     )
 
 
@@ -135,6 +139,11 @@ def test_where_nobody_listens_or_something_else_does_nobody_is_served(
         "server runs\n"
     )
 
+    assert main(["load", URL, "--sessions", "1"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("no server of Seko answers") == 1
+
     class Other(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.send_response(self.server.status)  # type: ignore[attr-defined]
@@ -153,3 +162,14 @@ def test_where_nobody_listens_or_something_else_does_nobody_is_served(
                 assert json.loads(capsys.readouterr().out)["refused"] == {"unreachable": 1}
         finally:
             other.shutdown()
+
+
+def test_a_load_that_is_ended_leaves_no_session(start: Starter) -> None:
+    url = start().url
+    words = [sys.executable, "-m", "seko_serve", "load", url, "--sessions", "1", "--codec", "rgb24"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as load:
+        until(lambda: http(f"{url}/v1/sessions")[1]["data"])
+        load.terminate()
+        assert "interrupted" in load.communicate()[1]
+    assert load.returncode == 128 + signal.SIGTERM
+    assert http(f"{url}/v1/sessions")[1]["data"] == []
