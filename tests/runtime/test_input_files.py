@@ -21,7 +21,7 @@ from seko_runtime.cli.video.input_files import RunInputs, fit_inputs, read_input
 from seko_runtime.controls import controls_of
 from seko_runtime.controls.voice import read_voices
 from seko_runtime.errors import UsageError, VideoWriterError
-from seko_runtime.format.manifest import Buffer, InputSpec
+from seko_runtime.format.manifest import Buffer, ControlSpec, InputSpec
 from seko_runtime.video.artifact import VideoArtifact
 from seko_runtime.video.local_rows import LocalVideoRows
 from seko_runtime.video.lockstep import Lockstep
@@ -235,3 +235,12 @@ def test_a_wav_that_is_cut_or_damaged_is_heard_as_far_as_it_goes_or_refused(tmp_
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
         with contextlib.suppress(UsageError, VideoWriterError):
             read_voices([path])
+
+
+def test_run_says_which_control_is_not_installed(
+    camera_folder: Path, edit_manifest: Edit, tmp_path: Path, capsys: Said
+) -> None:
+    steered = (ControlSpec("wind", "wind", {"wind": "camera"}),)
+    edit_manifest(camera_folder, lambda manifest: replace(manifest, controls=steered))
+    assert main(["run", str(camera_folder), "-o", str(tmp_path / "out.npy"), "--chunks", "1"]) == 0
+    assert "as does the control 'wind', which is not installed" in capsys.readouterr().err

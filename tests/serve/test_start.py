@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from seko_runtime.errors import ArtifactError, LibraryMissingError
+from seko_runtime.errors import ArtifactError, EnvironmentLacksError, LibraryMissingError
+from seko_runtime.format.manifest import Buffer, ControlSpec, InputSpec
 from seko_serve.client import Client
 from seko_serve.live.workload import check_served
 from tests.runtime import toy, toy_whole
@@ -46,6 +48,21 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 def test_an_artifact_without_a_vae_is_refused() -> None:
     with pytest.raises(ArtifactError, match="no VAE and makes no video; rebuild it with --vae"):
         check_served(toy.toy_manifest())
+
+
+def test_an_artifact_whose_control_is_not_installed_is_refused() -> None:
+    """Each of its sessions would end with the first chunk, which lacks an input."""
+    base = toy_whole.whole_manifest()
+    wind = InputSpec("wind", (2,), "float32", "input.wind", "chunk")
+    steered = toy.changed(
+        base,
+        buffers=(*base.buffers, Buffer(wind.buffer, (base.state_rows, 2), "float32", "host")),
+        inputs=(wind,),
+        controls=(ControlSpec("wind", "wind", {"wind": "wind"}),),
+    )
+    with pytest.raises(EnvironmentLacksError, match="wind"):
+        check_served(steered)
+    check_served(replace(steered, inputs=(replace(wind, default="zero"),)))
 
 
 @pytest.mark.parametrize("library", ["tokenizers", "ftfy"])

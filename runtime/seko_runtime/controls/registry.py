@@ -233,6 +233,16 @@ def controls_of(manifest: Manifest) -> Controls:
     return Controls(controls, absent)
 
 
+def unsteered(manifest: Manifest) -> dict[str, str]:
+    """Return the inputs of controls whose kind is not installed here, by name, each with that kind."""
+    return {
+        name: spec.kind
+        for spec in manifest.control_specs
+        if spec.kind not in KINDS.names()
+        for name in spec.inputs.values()
+    }
+
+
 def checked_controls(controls: object) -> Controls:
     """Return the controls of a session; UsageError for anything else."""
     if isinstance(controls, Controls):

@@ -9,6 +9,7 @@ from typing import Any
 
 from seko_runtime import Pool, VideoManifest
 from seko_runtime.controls.pictures import MAX_LAST_S
+from seko_runtime.controls.registry import control_class, unsteered
 from seko_runtime.errors import ArtifactError
 from seko_runtime.format.tokenizer_file import tokenizers_library
 from seko_runtime.video.chunk_programs import variant_starts
@@ -41,7 +42,8 @@ class VideoWorkload(ServedWorkload[VideoManifest]):
     socket_paths = MappingProxyType({REALTIME: lambda error: error_message(error.message)})
 
     def check(self, manifest: VideoManifest) -> None:
-        """Check that the artifact makes video for single viewers, and that the libraries for its prompts are there."""
+        """Check that the artifact makes video for single viewers, and that its controls and the libraries for its
+        prompts are there."""
         if manifest.workload.video is None:
             raise ArtifactError("this artifact has no VAE and makes no video; rebuild it with --vae")
         if manifest.pool is None and manifest.rows > 1:
@@ -49,6 +51,10 @@ class VideoWorkload(ServedWorkload[VideoManifest]):
                 f"each engine call of this artifact makes chunks for all {manifest.rows} rows together, so a single "
                 f"viewer would get none; rebuild it with --sessions {manifest.rows}"
             )
+        for name, kind in unsteered(manifest).items():
+            (spec,) = (spec for spec in manifest.caller_inputs if spec.name == name)
+            if spec.default == "required":
+                control_class(kind)  # says what to install
         if manifest.workload.text is not None:
             tokenizers_library()
             ftfy_library()

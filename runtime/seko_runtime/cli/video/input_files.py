@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from seko_runtime.cli.output import note
 from seko_runtime.controls import Controls
 from seko_runtime.controls.recording import Entry
+from seko_runtime.controls.registry import unsteered
 from seko_runtime.errors import UsageError, one_line
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.media_files.arrays import load_array
@@ -148,12 +149,18 @@ def fit_inputs(
         given |= {name for name, spec in specs.items() if spec.per in ("session", "prompt")}
     if run.replays:
         given |= {name for name, spec in specs.items() if spec.per not in ("session", "prompt")}
+    absent = unsteered(manifest)
     for name, spec in specs.items():
         if name in arrays or name in given:
             continue
         if run.fits_recording and manifest.workload.golden is not None:
+            lacking = (
+                f", as does the control {absent[name]!r}, which is not installed" if name in absent else ""
+            )
             note(
-                one_line(f"input    {name}: as recorded in the golden; --input {name}=FILE.npy gives another")
+                one_line(
+                    f"input    {name}: as recorded in the golden; --input {name}=FILE.npy gives another{lacking}"
+                )
             )
         elif spec.default == "required":
             raise UsageError(
