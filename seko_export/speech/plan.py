@@ -7,6 +7,7 @@ and the time for all arithmetic at full rate.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from seko_export.families.registry import graph_of
@@ -66,3 +67,26 @@ def _step(config: SpeechBuild, gpu: Gpu, batch: int, position: int) -> dict[str,
         "least_ms": 1000 * max((read + cached) / gpu.bandwidth, flops / gpu.bf16),
         "parts_ms": {name: 1000 * part["seconds"] for name, part in parts.items()},
     }
+
+
+def lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the report of `report` as lines of text."""
+    yield f"{report['model']} on {report['gpu']['title']}, predicted"
+    yield ""
+    sizes = report["bytes"]
+    for label, name in (
+        ("weights", "weights"),
+        ("caches of all sessions", "caches"),
+        ("buffers", "other buffers"),
+    ):
+        yield f"{label:<24}{sizes[name] / 1e6:>10.1f} MB"
+    yield f"{'a position of a cache':<24}{sizes['of a position'] / 1e3:>10.1f} kB"
+    yield f"{'fits' if report['fits'] else 'does not fit'}; {report['sessions_fit']} sessions would fit"
+    for step in report["steps"]:
+        rows = step["rows"]
+        yield ""
+        yield f"{f'a step of {rows} row' + 's' * (rows > 1):<24}{'ms':>10}"
+        yield from (f"  {name:<22}{ms:>10.2f}" for name, ms in step["parts_ms"].items())
+        yield f"  {'all':<22}{step['ms']:>10.2f}, at least {step['least_ms']:.2f}"
+        patch_ms = 1e3 * report["patch_s"]
+        yield f"  a patch of {patch_ms:.0f} ms: {1 / step['real_time_factor']:.1f} x real time"

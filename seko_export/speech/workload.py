@@ -143,6 +143,12 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
             asked = replace(asked, steps=steps)
         return report(self.resolve_options(asked, machine=Target("cuda", card.arch)).config, card)
 
+    def plan_lines(self, report: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the report of `plan` as tables."""
+        from seko_export.speech.plan import lines
+
+        yield from lines(report)
+
     def describe(self, config: SpeechBuild, golden: Golden | None) -> SpeechWorkload:
         """Return the object ``workload`` of the manifest: sizes, defaults, limits and recorded steps."""
         from seko_export.speech.description import speech_workload

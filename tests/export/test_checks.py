@@ -169,6 +169,14 @@ def test_a_size_of_speech_that_is_zero_is_not_the_default(option, sentence, invo
     assert sentence in done.stderr
 
 
+def test_a_plan_of_speech_is_for_people(invoke):
+    asked = ("plan", "--gpu", "h200", "--preset", "voxcpm2", "--sessions", "4", "--batch", "1,4")
+    done, report = invoke(*asked), json.loads(invoke(*asked, "--json").stdout)
+    for step in report["steps"]:
+        assert f"{1 / step['real_time_factor']:.1f} x real time" in done.stdout
+    assert f"{report['sessions_fit']} sessions would fit" in done.stdout
+
+
 def test_a_config_that_cannot_be_read_is_left_to_the_loader(tmp_path):
     """It is looked at first, for a sample's: nested too deeply, or a pipe that nobody writes to."""
     nested, pipe = tmp_path / "nested", tmp_path / "pipe"
