@@ -280,6 +280,7 @@ def test_a_log_gets_a_line_from_time_to_time(capsys: Said) -> None:
     with Progress("opening toy", 16, 4, every_s=0.01) as progress:
         said = waited_for(capsys, r"opening toy: \d+ s\n")
         progress.opened()
+        said += waited_for(capsys, r"making chunk 1 of 4: \d+ s\n")
         progress.show(24, 2)
         said += waited_for(capsys, r" x real time  chunk 2 of 4\n")
     assert "24 frames  " in said

@@ -18,7 +18,7 @@ class Progress:
     Parameters
     ----------
     doing : str
-        Text that is shown until the first frame.
+        Text that is shown until `opened` is called.
     fps : int
         Video frames per second of playback.
     chunks : int
@@ -37,8 +37,9 @@ class Progress:
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def opened(self) -> None:
-        """Start the clock from which frames per second are computed."""
+        """Start the clock from which frames per second are computed; the first chunk is being made."""
         self._first = time.monotonic()
+        self._doing = f"making chunk 1 of {self._chunks}"
 
     def show(self, frames: int, chunks: int) -> None:
         """Show the number of video frames and chunks so far."""
