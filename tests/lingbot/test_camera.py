@@ -239,6 +239,25 @@ def test_after_a_step_back_the_camera_stands_where_it_stood(keys, back, loaded) 
     assert np.array_equal(chunk_of(camera)["camera"], chunk_of(plain)["camera"])
 
 
+def test_a_step_back_over_many_chunks_finds_the_camera_as_it_stood() -> None:
+    """As many as a long cache holds."""
+    camera, plain = camera_at(64, 96, 1), camera_at(64, 96, 1)
+    for control, chunks in ((camera, 60), (plain, 3)):
+        control.take({"held": ["w"]})
+        for _ in range(chunks):
+            chunk_of(control)
+    camera.go_to(3)
+    assert np.array_equal(camera.pose, plain.pose)
+
+
+def test_a_lens_stays_at_a_restart() -> None:
+    camera = camera_at(64, 96, 2)
+    camera.take({"intrinsics": [30, 30, 48, 32]})
+    lens = chunk_of(camera)["intrinsics"]
+    camera.reset()
+    assert np.array_equal(chunk_of(camera)["intrinsics"], lens)
+
+
 def test_a_camera_that_is_steered_from_a_later_chunk_on_moves_before_each_frame() -> None:
     """As after chunks whose cameras were arrays, or from a snapshot without the control's state."""
     camera, restored = (CameraControl.without_artifact(64, 96, 3) for _ in range(2))

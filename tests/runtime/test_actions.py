@@ -118,6 +118,16 @@ def test_a_step_back_has_the_past_that_was() -> None:
     assert pressed(chunk(fresh)[BITS], fresh) == ["W"] * 24
 
 
+def test_a_step_back_over_many_chunks_has_the_past_that_was() -> None:
+    control, made = actions(), []
+    for _ in range(15):
+        for code in ("KeyW", "KeyA", "KeyD", "KeyS"):
+            control.take({"held": [code]})
+            made.append(chunk(control)[BITS])
+    control.go_to(3 * F)
+    assert np.array_equal(control.next_chunk()[BITS][:12], made[3][:12])
+
+
 def test_a_chunk_knows_when_its_last_event_came() -> None:
     control = actions()
     assert control.heard_at() is None

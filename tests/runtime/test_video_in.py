@@ -74,6 +74,18 @@ def test_as_many_frames_as_a_chunk_takes_are_used_each_once() -> None:
     assert video.counts == counted(13, 0, 0)
 
 
+def test_the_first_chunk_has_the_strength_that_was_said_before_it() -> None:
+    """And not a part of the artifact's, as of a chunk before it; after a restart, too."""
+    video, levels = control(0.8, least=0.4, first_time=700.0), []
+    for said in (0.6, 0.6, 0.7):
+        video.take({"strength": said})
+        came(video, [7] * FIRST)
+        levels.append(float(video.next_chunk()["strength"][0]))
+        video.advance()
+        video.reset()
+    assert levels == pytest.approx([0.6, 0.6, 0.7])
+
+
 def test_fewer_frames_are_repeated_and_more_are_thinned_to_the_newest() -> None:
     video = control()
     came(video, [1, 2])

@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import flag, mapping_of, real_number, shown, whole_number
-from seko_runtime.controls.base import INPUTS, Control, ControlOption, Event, one_of, parameters_of
+from seko_runtime.controls.base import (
+    CHUNKS_BACK,
+    INPUTS,
+    Control,
+    ControlOption,
+    Event,
+    one_of,
+    parameters_of,
+)
 from seko_runtime.controls.key_text import (
     CODE,
     KEYS_OPTION,
@@ -44,7 +52,6 @@ VIDEO, LATENT, CHUNK = (
 _SPANS = (VIDEO, LATENT, CHUNK)
 _DTYPES = ("uint8", "float32")
 _MOST = 1 << 10  # rows, frames, codes
-_CHUNKS_BACK = 16  # chunks to which a session may step back with the past that they had
 
 
 @dataclass(frozen=True)
@@ -270,7 +277,7 @@ class ActionsControl(Control):
         self._past: NDArray[np.float64] | None = None  # [history, bits + axes]
         self._came: float | None = None  # when the last live event came that no chunk shows yet
         # of the last chunks: the frame with which each began, and the past that it had
-        self._before: deque[tuple[int, NDArray[np.float64] | None]] = deque(maxlen=_CHUNKS_BACK)
+        self._before: deque[tuple[int, NDArray[np.float64] | None]] = deque(maxlen=CHUNKS_BACK)
 
     @staticmethod
     def declared(
@@ -598,7 +605,7 @@ class ActionsControl(Control):
             raise UsageError(f"this is no state of actions: {fault}; take what state() gave") from None
         self._held, self._pressed, self._pushed, self._moved = held, pressed, pushed, moved
         self._steps, self._past, self._frame, self._active = steps, past, frame, active
-        self._before, self._came = deque(before, _CHUNKS_BACK), None
+        self._before, self._came = deque(before, CHUNKS_BACK), None
 
     def _loaded(self, names: object, known: Collection[str]) -> tuple[str, ...]:
         if not isinstance(names, list | tuple) or not all(

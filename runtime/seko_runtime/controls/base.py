@@ -22,6 +22,8 @@ ParametersT = TypeVar("ParametersT")
 # Headings of options in `seko-run run --help`
 MEDIA = "Media (pictures and sound)"
 INPUTS = "Camera and other inputs"  # all that keys steer
+# Chunks to which a control can go back as it was before them: more than a cache holds, beyond which no session rewinds.
+CHUNKS_BACK = 256
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import LARGEST, flag, mapping_of, shown, whole_number
-from seko_runtime.controls.base import INPUTS, Control, ControlOption, Event, one_of, parameters_of
+from seko_runtime.controls.base import (
+    CHUNKS_BACK,
+    INPUTS,
+    Control,
+    ControlOption,
+    Event,
+    one_of,
+    parameters_of,
+)
 from seko_runtime.controls.camera_steps import STEPS, Flight, KeySettings, Stand, finite_numbers
 from seko_runtime.controls.key_text import KEYS_OPTION, MAX_STEPS, held_keys, key_letters, key_steps
 from seko_runtime.controls.poses import (
@@ -51,7 +59,6 @@ MAX_POSES = 256  # latent frames of one event
 MAX_POSES_AHEAD = 4_096  # latent frames that wait
 _USUAL_FOCAL_LENGTH = 500.0  # in pixels, for every picture size
 _REST = np.eye(4)[:3]
-_CHUNKS_BACK = 16  # chunks to which a session may step back with the camera as it stood
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,7 @@ class CameraControl(Control):
         self._names = self._codes | key_letters(self._codes)
         self._world = p.world
         self._rest: Stand | Flight = Flight() if p.free else Stand()
-        self._usual = np.array([*(p.focal or (_USUAL_FOCAL_LENGTH,) * 2), p.width / 2, p.height / 2])
+        self._intrinsics = np.array([*(p.focal or (_USUAL_FOCAL_LENGTH,) * 2), p.width / 2, p.height / 2])
         self._active = False
         self._held: frozenset[str] = frozenset()  # directions
         self._clear()
@@ -146,9 +153,8 @@ class CameraControl(Control):
         self._poses: deque[tuple[Array, Array | None]] = deque()  # relative pose [3, 4], intrinsics [4]
         self._pose_before: Array | None = None  # [4, 4], the last that was sent
         self._path_ends = False  # whether the poses are a path beyond which there is nothing
-        self._intrinsics = self._usual
         # of the last chunks: the frame with which each began, where the camera stood before, and what it had shown
-        self._before: deque[tuple[int, Stand | Flight, Array]] = deque(maxlen=_CHUNKS_BACK)
+        self._before: deque[tuple[int, Stand | Flight, Array]] = deque(maxlen=CHUNKS_BACK)
 
     @staticmethod
     def declared(
@@ -458,7 +464,7 @@ class CameraControl(Control):
         return poses, stand, taken
 
     def reset(self) -> None:
-        """Return the camera to its start, and drop steps and poses that were sent; held keys stay held."""
+        """Return the camera to its start, and drop steps and poses that were sent; held keys and the lens stay."""
         self._clear()
 
     def state(self) -> dict[str, Any]:
@@ -514,7 +520,7 @@ class CameraControl(Control):
         self._shown = shown_pose
         self._steps, self._poses, self._pose_before = steps, poses, pose_before
         self._intrinsics, self._path_ends, self._active = intrinsics, path_ends, active
-        self._frame, self._before = frame, deque(chunks_before, _CHUNKS_BACK)
+        self._frame, self._before = frame, deque(chunks_before, CHUNKS_BACK)
 
     @classmethod
     def events_of(cls, given: Mapping[str, Any]) -> list[Event]:

@@ -279,7 +279,7 @@ class VideoInControl(Control):
             return self.strength
         own = made.frames if self._chunks else made.frames[-self.takes.first_frames :]
         seen = own if self._last is None or not self._chunks else np.concatenate((self._last[None], own))
-        return moved(self.strength, self._level, seen)
+        return moved(self.strength, self._level if self._chunks else self.strength, seen)
 
     def _live(self, count: int) -> _Made:
         """Return ``count`` frames of those that came since the last chunk."""
