@@ -225,7 +225,10 @@ def test_a_link_is_for_one_request_of_one_purpose_within_its_time() -> None:
 
 
 async def test_boxes_with_tls_are_asked_only_by_gateways_that_trust_their_certificate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_fleet: FleetStarter
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start_fleet: FleetStarter,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     key_file, certificate_file = certificate(tmp_path)
     fleet = await start_fleet()
@@ -233,6 +236,7 @@ async def test_boxes_with_tls_are_asked_only_by_gateways_that_trust_their_certif
     assert (box.facts().url[:6], box.facts().inside[:8]) == ("wss://", "https://")
     body = {"prompt": PROMPT}
     assert (await ask(fleet, "/v1/sessions", "POST", body))[0] == 503  # by the system's authorities
+    assert "has no certificate that is trusted" in caplog.text
     async with fleet.gateway(ca_file=str(certificate_file)) as url:
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate_file))  # the client's authorities
         async with AsyncClient(url) as client:

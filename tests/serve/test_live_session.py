@@ -211,6 +211,23 @@ async def test_an_opening_that_is_given_up_while_it_gets_a_row_keeps_none(
     await manager.stop()
 
 
+async def test_a_server_that_is_closed_while_a_session_gets_its_lease_does_not_open_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a box that the scaler has found empty, and ends."""
+    manager = SessionManager(Settings(Path("toy")), Device(toy_opener))
+    await manager.start()
+
+    async def claim(*_: object) -> None:
+        manager.closed = True
+
+    monkeypatch.setattr(manager._leases, "claim", claim)
+    with pytest.raises(ServeError, match="takes no new session"):
+        await manager.open("y", Opening("a b", 0, 16.0))
+    assert manager.admission.running == 0
+    await manager.stop()
+
+
 async def test_a_session_whose_saving_is_given_up_while_it_is_captured_can_be_saved(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

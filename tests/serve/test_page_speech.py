@@ -87,6 +87,25 @@ def test_one_that_waits_in_line_has_one_place_however_much_is_written(start: Sta
         page.until(f"{STATE} === 'Listening'")
 
 
+def test_a_letter_that_is_changed_is_sent_whole(start: Starter) -> None:
+    """The two begin with the same half."""
+    with open_page(f"{start(opener).url}/") as page:
+        page.value(
+            "window.told = []; window.sends = WebSocket.prototype.send;"
+            "WebSocket.prototype.send = function (data) { told.push(data); sends.call(this, data); }; true"
+        )
+        listen(page)
+        for written in ("\U0001f600", "\U0001f601"):
+            page.value(
+                f"document.getElementById('text').value = 'a {written} b';"
+                "document.getElementById('text').dispatchEvent(new Event('input')), true"
+            )
+            page.until(f"told.some((data) => data.includes?.('{written}'))")
+        assert page.value(
+            "told.every((data) => !data.isWellFormed || JSON.parse(data).text?.isWellFormed() !== false)"
+        )
+
+
 def test_what_is_written_while_the_connection_is_lost_is_said_later(
     start: Starter,
 ) -> None:

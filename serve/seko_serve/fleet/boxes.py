@@ -108,12 +108,12 @@ class Boxes:
             ) as answer:
                 fields = {name.lower(): value for name, value in answer.headers.items()}
                 return Answer(answer.status, fields, await answer.read())
+        except library.ClientConnectorCertificateError as error:  # before its base class
+            _LOG.error("box %s has no certificate that is trusted: %s", box.name, error.certificate_error)
+            raise BoxSilentError(box.name) from None
         except library.ClientConnectorError as error:
             if isinstance(error.os_error, ConnectionRefusedError):
                 raise BoxGoneError(box.name) from None
-            raise BoxSilentError(box.name) from None
-        except library.ClientConnectorCertificateError as error:
-            _LOG.error("box %s has no certificate that is trusted: %s", box.name, error.certificate_error)
             raise BoxSilentError(box.name) from None
         except (TimeoutError, library.ClientError, OSError):
             raise BoxSilentError(box.name) from None

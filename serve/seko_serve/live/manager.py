@@ -224,6 +224,7 @@ class SessionManager:
             with _refusals():
                 # First, because a request of a tenant that has enough sessions must not hold a row for a moment.
                 await self._leases.claim(session.name, tenant)
+                self.check_takes()  # again: meanwhile a box may have been closed, and counts no session that begins
                 self._ask(session, place, queue_token)
                 with self.device.reserved_row():
                     if (preparation := content.preparation()) is not None:

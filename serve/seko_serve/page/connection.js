@@ -237,9 +237,15 @@ export class Connection extends EventTarget {
   reconnect() { this.dropSilent(this.socket); }
 
   async comeBack() {
+    const attempt = this.attempt = {}; // the newest one: an earlier one may still wait for a gateway
     try {
-      if (this.elsewhere) this.take((await request(this.base, `v1/sessions/${this.id}`, this.key)).url);
+      if (this.elsewhere) {
+        const { url } = await request(this.base, `v1/sessions/${this.id}`, this.key);
+        if (attempt !== this.attempt) return;
+        this.take(url);
+      }
     } catch (error) {
+      if (attempt !== this.attempt) return;
       this.ended ||= error.retryable === false;
       if (this.ended) this.reason = error.message;
       this.again();

@@ -110,21 +110,30 @@ const whole = (samples) => Int16Array.from(samples, (sample) => Math.round(Math.
 export class Microphone {
   async start(send, gone) {
     this.input = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1, echoCancellation: true } });
-    this.context = new AudioContext({ sampleRate: VOICE_RATE });
-    await this.context.audioWorklet.addModule(new URL("./speaker.js", import.meta.url));
-    this.node = new AudioWorkletNode(this.context, "listener", { processorOptions: { piece: PIECE } });
-    if (this.stopped) { await this.stop(); return; }
-    this.node.port.onmessage = ({ data }) => send(whole(data));
-    this.input.getTracks()[0].onended = gone;
-    new MediaStreamAudioSourceNode(this.context, { mediaStream: this.input }).connect(this.node);
+    try {
+      this.context = new AudioContext({ sampleRate: VOICE_RATE });
+      await this.context.audioWorklet.addModule(new URL("./speaker.js", import.meta.url));
+      this.node = new AudioWorkletNode(this.context, "listener", { processorOptions: { piece: PIECE } });
+      if (this.stopped) { await this.release(); return; }
+      this.node.port.onmessage = ({ data }) => send(whole(data));
+      this.input.getTracks()[0].onended = gone;
+      new MediaStreamAudioSourceNode(this.context, { mediaStream: this.input }).connect(this.node);
+    } catch (error) {
+      await this.release();
+      throw error;
+    }
   }
 
   async stop() {
     this.stopped = true;
-    if (!this.node) return; // `start` calls this again
+    if (!this.node) return; // `start` sees it
     this.node.port.onmessage = null; // a piece that is under way would begin another voice
+    await this.release();
+  }
+
+  async release() {
     for (const track of this.input.getTracks()) track.stop();
-    await this.context.close();
+    await this.context?.close();
   }
 }
 

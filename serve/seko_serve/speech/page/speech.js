@@ -207,6 +207,7 @@ function write(last = false) {
   const text = find("text").value;
   let same = 0;
   while (same < sent.length && same < text.length && sent[same] === text[same]) same += 1;
+  if (same && /[\ud800-\udbff]/.test(text[same - 1])) same -= 1; // half of a letter
   if (same < sent.length) sent = text.slice(0, Math.max(same, text.lastIndexOf(" ", same) + 1));
   const piece = text.slice(sent.length);
   if (!piece && !last) return;
