@@ -340,6 +340,15 @@ def test_a_server_with_keys_asks_for_the_right_one(start: Starter) -> None:
     assert ask(server.url + WATCH, "POST", "nothing", key=key)[0] == 400
 
 
+def test_peers_that_enter_one_session_too_often_keep_none_from_another(start: Starter) -> None:
+    """Behind a gateway all have its address."""
+    server = start()
+    busy, other = (http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]["id"] for _ in range(2))
+    statuses = [ask(f"{server.url}/v1/sessions/{busy}/whep", "POST", "nothing")[0] for _ in range(60)]
+    assert {statuses[0], statuses[-1]} == {400, 429}
+    assert ask(f"{server.url}/v1/sessions/{other}/whep", "POST", "nothing")[0] == 400
+
+
 def test_the_log_has_no_address_of_an_offer() -> None:
     """The library tells of each pair of addresses that it tries; its own words, in the process of a server."""
     script = """

@@ -306,6 +306,8 @@ class Gateway:
         """Forward a request to the box that has the session. If no box has the session, forward the request to a box
         that may resume the session."""
         tenant, name = self._access.tenant(request), request.path_params["name"]
+        if request.url.path.endswith(("/whep", "/whip")):
+            self._access.count_socket(request)
         body = await raw_body(request, MAX_BODY_BYTES)
         place, lease = await self._boxes.directory.find(name)
         if place is not None and place.tenant != tenant:

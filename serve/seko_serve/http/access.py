@@ -120,6 +120,11 @@ class Access:
         """Count a socket that is opened; ServeError if too many sockets were opened from the same address."""
         self._sockets.take(_address(connection))
 
+    def count_peer(self, session: str) -> None:
+        """Count a peer that enters a session; ServeError if too many have entered it. Not by address, which behind a
+        gateway is that of all."""
+        self._sockets.take(f"session {session}")
+
     def check_watcher(self, connection: HTTPConnection) -> None:
         """Raise a ServeError unless a request for metrics comes from this machine or has an API key."""
         if self.from_this_machine(connection):

@@ -105,7 +105,7 @@ class WebRtcRoutes(RouteFamily):
 
     async def _enter(self, way: str, request: Request) -> Response:
         session = self._manager.find(request.path_params["name"], self._access.tenant(request))
-        self._access.count_socket(request)
+        self._access.count_peer(session.name)
         return await self._answer(way, request, session, await _body(request, SDP))
 
     async def _of_peer(self, way: str, request: Request) -> Response:
