@@ -20,7 +20,7 @@ from seko_runtime.host.faults import fault_text
 
 SOUND_FORMS = ("wav", "mp3", "flac", "raw")
 _CODECS = {"mp3": "libmp3lame", "flac": "flac"}  # of PyAV
-_UNKNOWN = 0xFFFFFFFF  # size in the header of a wav that is written to a pipe
+UNKNOWN_BYTES = 0xFFFFFFFF  # size in the header of a wav that is written to a pipe
 _HEADER_BYTES = 44
 
 
@@ -139,6 +139,14 @@ class _RawSink:
         pass
 
 
+def wav_header(rate: int, sound_bytes: int) -> bytes:
+    """Return the header of a wav file of one channel of 16 bits; a size that it cannot say, such as `UNKNOWN_BYTES`, is
+    unknown."""
+    whole, own = (min(size, UNKNOWN_BYTES) for size in (sound_bytes + _HEADER_BYTES - 8, sound_bytes))
+    described = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
+    return struct.pack("<4sI4s", b"RIFF", whole, b"WAVE") + described + struct.pack("<4sI", b"data", own)
+
+
 class _WavSink(_RawSink):
     """Writer of wav files, whose header gets its sizes at the end; in a pipe, and beyond 4 GiB, the sizes stay unknown,
     which players take for an endless sound."""
@@ -146,19 +154,14 @@ class _WavSink(_RawSink):
     def __init__(self, file: BinaryIO, rate: int) -> None:
         super().__init__(file)
         self._rate = rate
-        self._file.write(self._header(_UNKNOWN))
+        self._file.write(wav_header(rate, UNKNOWN_BYTES))
 
     def close(self) -> None:
         if self._file.seekable():
             size = self._file.seek(0, os.SEEK_END) - _HEADER_BYTES
             self._file.seek(0)
-            self._file.write(self._header(size))
+            self._file.write(wav_header(self._rate, size))
             self._file.seek(0, os.SEEK_END)
-
-    def _header(self, size: int) -> bytes:
-        whole, size = (min(count, _UNKNOWN) for count in (size + _HEADER_BYTES - 8, size))
-        described = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, self._rate, 2 * self._rate, 2, 16)
-        return struct.pack("<4sI4s", b"RIFF", whole, b"WAVE") + described + struct.pack("<4sI", b"data", size)
 
 
 class _AvSink:

@@ -3,7 +3,6 @@ header."""
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
 from fractions import Fraction
 
@@ -11,9 +10,9 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.media_files.sound_writer import UNKNOWN_BYTES, wav_header
 from seko_serve.errors import ServeError
 
-_UNKNOWN = 0xFFFFFFFF  # size of a file whose end is not known; players take it for no end
 OPUS_RATE = 48_000
 # By name: content type, and FFmpeg's container and codec where it is not written here.
 FORMS: dict[str, tuple[str, str, str]] = {
@@ -46,15 +45,11 @@ class _Samples(SoundFile):
     """A sound file of signed 16-bit samples, little endian, after a WAV header or without a header."""
 
     def __init__(self, rate: int, *, header: bool) -> None:
-        described = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
-        self._described = b"WAVE" + described + b"data" if header else b""
-        self._head = self._header(_UNKNOWN, _UNKNOWN)
+        self._rate, self._has_header = rate, header
+        self._head = self._header(UNKNOWN_BYTES)
 
-    def _header(self, file_bytes: int, sound_bytes: int) -> bytes:
-        if not self._described:
-            return b""
-        sizes = struct.pack("<I", file_bytes), struct.pack("<I", sound_bytes)
-        return b"RIFF" + sizes[0] + self._described + sizes[1]
+    def _header(self, sound_bytes: int) -> bytes:
+        return wav_header(self._rate, sound_bytes) if self._has_header else b""
 
     def write(self, samples: NDArray[np.int16]) -> bytes:
         head, self._head = self._head, b""
@@ -64,9 +59,8 @@ class _Samples(SoundFile):
         return self._head
 
     def completed(self, content: bytes) -> bytes:
-        header_bytes = len(self._header(0, 0))
-        sound = content[header_bytes:]
-        return self._header(header_bytes - 8 + len(sound), len(sound)) + sound
+        sound = content[len(self._header(0)) :]
+        return self._header(len(sound)) + sound
 
 
 class _Resampled(SoundFile):
