@@ -102,12 +102,13 @@ def build_artifact(
 
     # the process that verifies imports meanwhile what the backend needs; torch, where its engines are code for the host
     library = "torch" if maker.host_code else "seko_runtime"
+    runs_here = not config.target.archs and not too_few_devices(config)
     with (
         whole_folder(output_path, replace=replace) as folder,
-        waiting_child(*workload.verify(folder), imports=library) as verify,
+        waiting_child(*workload.verify(folder), imports=library) if runs_here else nullcontext() as verify,
     ):
         # a C++ compiler that does not serve is found before what takes long, beside the reading of the checkpoint
-        probing = environment.probing_compiler() if maker.host_code else nullcontext(lambda: None)
+        probing = environment.probing_compiler() if maker.host_code else nullcontext()
         with (
             probing as probed,
             compiled_in_background(config, maker, folder, progress) as wait_for_engines,
@@ -121,7 +122,7 @@ def build_artifact(
             least_bytes = None  # counted before all that a failure would cost
             if config.target.device != "cpu" and not maker.capabilities.unmeasured:
                 least_bytes = workload.least_bytes(config)
-            if maker.host_code:
+            if probed is not None:
                 progress("probing the compiler", 0, 1)
                 probed()
             recording, scales, engine_s = None, dict[str, Tensor](), dict[str, float]()
@@ -158,7 +159,7 @@ def build_artifact(
         ):
             manifest = _write_manifest(folder, config, maker, weights, table, source.adapters, least_bytes)
         report = None
-        if config.target.archs or too_few_devices(config):
+        if verify is None:
             if not config.target.archs:
                 progress(f"not verified: that takes {config.target.ranks} GPUs, there are fewer here", 0, 1)
             digest = hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
