@@ -16,7 +16,7 @@ from seko_runtime.arguments import shown, whole_number
 from seko_runtime.controls.base import Event
 from seko_runtime.errors import InputFileError, ManifestError, UsageError
 from seko_runtime.format.json_fields import parse_json
-from seko_runtime.host.faults import unreadable
+from seko_runtime.host.user_files import first_bytes
 
 MAX_EVENT_BYTES = 64 << 20  # of a file of events
 _LAST_BYTES = 100  # most of a recording's last line
@@ -109,12 +109,9 @@ def read_json(path: Path, option: str) -> Any:
     InputFileError
         If the file cannot be read, or holds no JSON.
     """
+    document = first_bytes(path, f"{option} {path}", MAX_EVENT_BYTES + 1)
     try:
-        with path.open("rb") as file:
-            document = file.read(MAX_EVENT_BYTES + 1)
         return of_json(parse_json(document, "it", MAX_EVENT_BYTES))
-    except OSError as fault:
-        raise unreadable(f"{option} {path}", fault) from None
     except (ManifestError, UsageError) as fault:
         raise InputFileError(f"{option} {path} holds no events: {fault}") from None
 
@@ -242,11 +239,7 @@ def read_recording(path: Path, option: str) -> list[Entry]:
     InputFileError
         If the file cannot be read, or a line is no entry of a recording.
     """
-    try:
-        with path.open("rb") as file:
-            document = file.read(MAX_EVENT_BYTES + 1)
-    except OSError as fault:
-        raise unreadable(f"{option} {path}", fault) from None
+    document = first_bytes(path, f"{option} {path}", MAX_EVENT_BYTES + 1)
     if len(document) > MAX_EVENT_BYTES:
         raise InputFileError(f"{option} {path} has more than {MAX_EVENT_BYTES} bytes")
     entries: list[Entry] = []

@@ -12,7 +12,6 @@ from seko_runtime.errors import (
     DeviceMemoryError,
     EngineRunError,
     EnvironmentLacksError,
-    InputFileError,
     SekoRuntimeError,
 )
 from seko_runtime.host.part_times import part
@@ -160,10 +159,3 @@ def fault_text(fault: Exception) -> str:
     line = next((line.strip() for line in str(fault).splitlines() if line.strip()), "")
     name = type(fault).__name__
     return f"{name}: {line[:TOLD_LETTERS]}" if line else name
-
-
-def unreadable(what: str, fault: OSError) -> InputFileError:
-    """Return the error for a file of the user that cannot be opened or read; ``what`` names it, with its option."""
-    if isinstance(fault, FileNotFoundError):
-        return InputFileError(f"{what} was not found")
-    return InputFileError(f"{what} cannot be read: {fault.strerror}")

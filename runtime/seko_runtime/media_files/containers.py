@@ -13,7 +13,7 @@ from typing import Any
 
 from seko_runtime.errors import DecodingError, InputFileError, VideoWriterError
 from seko_runtime.format.manifest import MAX_PIXELS
-from seko_runtime.host.faults import unreadable
+from seko_runtime.host.user_files import first_bytes
 
 _MAX_FRAME_SAMPLES = 1 << 20  # of each channel, in what a decoder gives at once
 _HEAD_BYTES = 256  # with the brands of a film
@@ -74,11 +74,7 @@ def read_head(path: Path, what: str) -> bytes:
     InputFileError
         If the file cannot be read; the message begins with ``what``.
     """
-    try:
-        with path.open("rb") as file:
-            return file.read(_HEAD_BYTES)
-    except OSError as fault:
-        raise unreadable(what, fault) from None
+    return first_bytes(path, what, _HEAD_BYTES)
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from seko_runtime.arguments import path_of, shown
 from seko_runtime.errors import ArtifactError, InputFileError, UsageError
 from seko_runtime.format.safetensors_map import map_safetensors, safetensors_head
 from seko_runtime.format.whole_files import whole_file
-from seko_runtime.host.faults import machine_faults, unreadable
+from seko_runtime.host.faults import machine_faults
+from seko_runtime.host.user_files import first_bytes
 from seko_runtime.speech.prompts import Floats, checked_patches
 from seko_runtime.speech.texts import checked_text, joined
 
@@ -109,11 +110,7 @@ class Voice:
             If the file cannot be read, or is no encoded voice.
         """
         file = path_of(path, "path")
-        try:
-            with file.open("rb") as opened:
-                content = opened.read(MAX_FILE_BYTES + 1)
-        except OSError as fault:
-            raise unreadable(str(file), fault) from None
+        content = first_bytes(file, str(file), MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             raise InputFileError(f"{file} is no encoded voice: it has more than {MAX_FILE_BYTES} bytes")
         return cls.of_content(content, str(file))

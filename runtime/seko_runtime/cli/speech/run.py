@@ -13,7 +13,7 @@ from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.errors import InputFileError, UsageError
 from seko_runtime.format.outputs import STDOUT
 from seko_runtime.format.whole_files import check_file_place, is_inside
-from seko_runtime.host.faults import unreadable
+from seko_runtime.host.user_files import unreadable
 from seko_runtime.media_files.sound import load_sound
 from seko_runtime.media_files.sound_writer import SoundWriter, check_sound_output
 from seko_runtime.opening.artifact import open_artifact

@@ -17,7 +17,7 @@ from seko_runtime.cli.output import note
 from seko_runtime.controls import Controls
 from seko_runtime.errors import InputFileError, ManifestError, UsageError, one_line
 from seko_runtime.format.json_fields import Fields, as_integer, as_items, as_number, as_text, parse_json
-from seko_runtime.host.faults import unreadable
+from seko_runtime.host.user_files import first_bytes
 from seko_runtime.media_files.arrays import load_array
 from seko_runtime.opening.checked_artifact import read_file
 from seko_runtime.video.clocks import checked_seed
@@ -205,11 +205,7 @@ def load_schedule(path: Path) -> list[PromptAt]:
     InputFileError
         If the file is invalid, or the times of its entries are not ascending.
     """
-    try:
-        with path.open("rb") as file:
-            document = file.read(MAX_SCHEDULE_BYTES + 1)
-    except OSError as error:
-        raise unreadable(f"--prompts {path}", error) from None
+    document = first_bytes(path, f"--prompts {path}", MAX_SCHEDULE_BYTES + 1)
     try:
         lines = list(as_items(parse_json(document, "it", MAX_SCHEDULE_BYTES), "it", _prompt_at))
     except ManifestError as error:
