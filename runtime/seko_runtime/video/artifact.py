@@ -18,7 +18,7 @@ from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
 from seko_runtime.sessions.call_lock import under_lock
 from seko_runtime.sessions.engines import Engines
 from seko_runtime.sessions.snapshot import checked_key
-from seko_runtime.video.contract import TEXT_BUFFER
+from seko_runtime.video.contract import TEXT_BUFFER, without_kinds
 from seko_runtime.video.golden import ChunkError
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.lockstep import Lockstep, opened_in_lockstep
@@ -173,8 +173,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         if inputs is None:
             inputs = {**recording.inputs(None, row), **with_portrait(manifest, None, reference)}
             if image is not None:  # the golden's inputs say what another picture shows
-                kinds = {spec.name: spec.kind for spec in manifest.caller_inputs}
-                inputs = {name: array for name, array in inputs.items() if kinds[name] not in OF_PICTURE}
+                inputs = without_kinds(manifest, inputs, OF_PICTURE)
         return {"text": text, "prompt": prompt, "reference": reference, "inputs": inputs}
 
     @contextmanager

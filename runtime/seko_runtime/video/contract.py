@@ -3,8 +3,9 @@ reads or splits into rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from seko_runtime.controls import pictures, video_in
 from seko_runtime.errors import ManifestError
@@ -411,6 +412,14 @@ def start_pictures(manifest: VideoManifest) -> int:
     """Return the number of pictures of ``image`` with which a session of this artifact begins: 2 for a model that takes
     a first and a last picture, otherwise 1."""
     return 1 + any(buffer.name == LAST_PICTURE_LEVELS for buffer in manifest.buffers)
+
+
+def without_kinds(
+    manifest: VideoManifest, inputs: Mapping[str, Any], kinds: Collection[str]
+) -> dict[str, Any]:
+    """Return the inputs of a session, by name, that are of other kinds."""
+    left_out = {spec.name for spec in manifest.caller_inputs if spec.kind in kinds}
+    return {name: array for name, array in inputs.items() if name not in left_out}
 
 
 def input_of_picture(manifest: VideoManifest, image: object) -> str:

@@ -17,7 +17,7 @@ from seko_runtime.controls.registry import checked_controls
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingResult, RowSession, SharedRows
 from seko_runtime.video.chunk import NO_VIDEO, Chunk, SessionStats
-from seko_runtime.video.contract import picture_input
+from seko_runtime.video.contract import picture_input, without_kinds
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.rows import Beginning, VideoRows
@@ -436,9 +436,10 @@ class Session(RowSession):
             self._begins(conditioning_latents=None, **{**dropped, **began})
             inputs = opening.get("inputs", {})
             if image is not None:  # of which the rows have made what follows from a picture
-                inputs = self._not_of_picture(inputs)
+                inputs = without_kinds(self.manifest, inputs, MADE_OF_PICTURE)
                 if self.beginning is not None:
-                    self._begins(inputs=self._not_of_picture(self.beginning.inputs))
+                    began_with = self.beginning.inputs or {}
+                    self._begins(inputs=without_kinds(self.manifest, began_with, MADE_OF_PICTURE))
             if inputs:
                 self._set_inputs(row, inputs)
             self._controls.reset()
@@ -451,11 +452,6 @@ class Session(RowSession):
         self._pool._rows.set_inputs(row, inputs)
         if self.beginning is not None:
             self._begins(inputs={**(self.beginning.inputs or {}), **mapping_of(inputs, "inputs")})
-
-    def _not_of_picture(self, inputs: Inputs | None) -> Inputs:
-        """Return the inputs that the rows do not make of a session's picture."""
-        made = {spec.name for spec in self.manifest.caller_inputs if spec.kind in MADE_OF_PICTURE}
-        return {name: array for name, array in mapping_of(inputs, "inputs").items() if name not in made}
 
     @property
     def manifest(self) -> VideoManifest:
