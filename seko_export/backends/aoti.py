@@ -54,6 +54,7 @@ def compile_piece(config: BuildConfig, piece: Piece, package: Path) -> None:
     # cores times pieces interpreters that import torch. Only blocks and the VAE have enough kernels for several
     # workers.
     torch._inductor.config.compile_threads = LARGE_PIECE_THREADS if piece.large else 1
+    torch._inductor.config.worker_start_method = "fork"  # a new interpreter would import all this again
     if config.target.device == "cuda":
         # Testing which vector instructions the compiler supports takes half a minute and is not needed, since the
         # host code has no loops.
@@ -99,6 +100,7 @@ BACKEND = ExportBackend(
     "aoti",
     Capabilities(fused_kernels=True, convolutions=True, offloading=True, ranks=True),
     compile_piece,
+    compilers="seko_export.lowering.compilers",
     host_code=True,
     fits_one_cpu=True,  # host code of a GPU engine is compiled for this processor, too
     named_kernels="TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import shutil
 import signal
@@ -123,14 +124,22 @@ def _worker_pool(backend: ExportBackend, workers: int) -> Iterator[ProcessPoolEx
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def start_worker_server(backend: ExportBackend) -> None:
+    """Start the server that the workers of a backend are forked from. It imports their modules while this process goes
+    on. A server that runs is left as it is."""
+    if backend.compile_piece is not None and _started_by(backend).get_start_method() == "forkserver":
+        with _workers_starting():
+            multiprocessing.forkserver.ensure_running()
+
+
 def _started_by(backend: ExportBackend) -> BaseContext:
     """Return the multiprocessing context for worker processes. Workers are not forked from this process, because a
     forked child must not use the GPU, and could inherit locks that other threads hold.
 
-    Workers are forked from a fork server, which this process starts once and which has imported torch and the
-    backend; the import takes 3 s of processor time. Modules read their settings when they are imported. If a setting
-    has changed since the server was started, or the path of the folder for temporary files is too long for the
-    server's socket, each worker imports the modules itself.
+    Workers are forked from a fork server, which this process starts once and which has imported torch, the backend
+    and its compilers, which takes 4 to 12 s of processor time. Modules read their settings when they are imported. If
+    a setting has changed since the server was started, or the path of the folder for temporary files is too long for
+    the server's socket, each worker imports the modules itself.
     """
     if len(os.fsencode(tempfile.gettempdir())) + _SOCKET_NAME > _SOCKET_PATH:
         return multiprocessing.get_context("spawn")
@@ -138,9 +147,12 @@ def _started_by(backend: ExportBackend) -> BaseContext:
     if _settings_of_server.setdefault("settings", settings) != settings:
         return multiprocessing.get_context("spawn")
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(
-        [type(backend).__module__, getattr(backend.compile_piece, "__module__", "")]
+    preloaded = (
+        type(backend).__module__,
+        getattr(backend.compile_piece, "__module__", ""),
+        backend.compilers,
     )
+    server.set_forkserver_preload([module for module in preloaded if module])
     return server
 
 

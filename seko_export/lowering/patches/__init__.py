@@ -15,6 +15,7 @@ from seko_export.lowering.patches import (
     outlined_kernels,
     precompiled_headers,
     saved_environment,
+    unasked_gpu,
 )
 
 AOTI = (  # patches that apply while a module is compiled to an AOTInductor package
@@ -29,3 +30,4 @@ CACHE = (  # patches that apply while torch.compile fills the cache that an arti
     precompiled_headers.PATCH,
     saved_environment.PATCH,
 )
+IMPORTS = (unasked_gpu.PATCH,)  # patches that apply while a fork server imports the compilers

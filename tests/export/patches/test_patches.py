@@ -26,7 +26,7 @@ def oldest_torch() -> str:
 @pytest.mark.parametrize("name", MODULES)
 def test_each_is_applied_and_the_oldest_torch_needs_it(name: str) -> None:
     patch: Patch = import_module(f"{patches.__name__}.{name}").PATCH
-    assert patch in (*patches.AOTI, *patches.CACHE)
+    assert patch in (*patches.AOTI, *patches.CACHE, *patches.IMPORTS)
     assert patch.is_needed(oldest_torch())
 
 
