@@ -73,11 +73,13 @@ def build(
 
     from seko_export.backends import export_backend
     from seko_export.backends.workers import start_worker_server
+
+    start_worker_server(export_backend(options.backend))
+
     from seko_export.build_steps import build_artifact
     from seko_export.options.asked import workload_asked
     from seko_export.roofline.room import check_room, room_of
 
-    start_worker_server(export_backend(options.backend))
     resolved = workload_asked(options).resolve_options(options)
     if room_check:
         room = room_of(resolved.config)

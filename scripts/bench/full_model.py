@@ -30,7 +30,6 @@ from scripts.bench.vae_engines import random_weights as random_vae
 from seko_export.artifact.describe import describe
 from seko_export.artifact.writer import hash_files
 from seko_export.backends import EAGER, export_backend
-from seko_export.backends.aoti import attention_backends
 from seko_export.backends.workers import compiled_in_background
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import dtype_name
@@ -38,6 +37,7 @@ from seko_export.families.base import MediaTensors
 from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens.eager import eager_engine
 from seko_export.host.progress import silent
+from seko_export.lowering.attention_backends import attention_backends
 from seko_export.lowering.trace import trace
 from seko_export.media.pieces import AUDIO_ENCODER
 from seko_export.media.wan_vae.config import WanVaeConfig

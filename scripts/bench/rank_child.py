@@ -86,10 +86,10 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
     from seko_export.artifact.describe import describe
     from seko_export.artifact.writer import hash_files
     from seko_export.backends import EAGER, export_backend
-    from seko_export.backends.aoti import attention_backends
     from seko_export.engines.piece import dtype_name
     from seko_export.families.registry import graph_of
     from seko_export.goldens.eager import eager_engine
+    from seko_export.lowering.attention_backends import attention_backends
     from seko_export.video.recording import golden_inputs, golden_reference, golden_text
     from seko_runtime.backends import open_backend
     from seko_runtime.backends.aoti import torch_memory

@@ -117,9 +117,9 @@ class ExportBackend:
     compile_piece : callable or None
         Function that makes the file of one engine. The function must be at module level, since worker processes
         import it. None for the eager backend, which writes no files.
-    compilers : str, optional
-        Module that imports what `compile_piece` needs. It is imported once, in the server that worker processes are
-        forked from, so it must not use the GPU.
+    compiler : str, optional
+        Module that `compile_piece` imports, and with it the compiler. The server that worker processes are forked from
+        imports it once, so the import must not use the GPU.
     suffix : str
         Suffix of engine files.
     check : callable
@@ -158,7 +158,7 @@ class ExportBackend:
     name: str
     capabilities: Capabilities
     compile_piece: EngineMaker | None = None
-    compilers: str | None = None
+    compiler: str | None = None
     suffix: str = ".pt2"
     check: Callable[[], None] = lambda: None
     functional: bool = False

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 
-from seko_export.backends.aoti import attention_backends
 from seko_export.backends.base import BuildContext, Capabilities, ExportBackend
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Piece
@@ -20,6 +19,7 @@ from seko_export.errors import ExportError, MachineError
 from seko_export.host.child_process import last_line, run_child
 from seko_export.host.compiler_cache import use_private_cache
 from seko_export.lowering import patches
+from seko_export.lowering.attention_backends import attention_backends
 from seko_export.lowering.patches.patch import applied
 from seko_export.lowering.trace import trace
 from seko_export.workloads.registry import workload_named, workload_of

@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
@@ -86,12 +86,24 @@ def compiled_in_background(
         output = artifact / engine_file(name, suffix, folder)
         return pool.submit(_make_and_move, backend.compile_piece, config, name, workplace, output)
 
-    with workshop("seko-") as workdir, _worker_pool(backend, workers) as pool:
-        with _workers_starting():
-            futures = {submitted(pool, name, workdir / name): name for name in by_cost}
-        progress(COMPILING, 0, len(futures), in_background=_Watch(futures, by_cost, workdir, workers))
+    with (
+        workshop("seko-") as workdir,
+        _worker_pool(backend, workers) as pool,
+        # left before the pool, which can then end all workers
+        ThreadPoolExecutor(1, "seko-workers") as starter,
+    ):
+        futures: dict[Future[float], str] = {}
+
+        def start() -> None:  # waits for the server's imports
+            with _workers_starting():
+                for name in by_cost:
+                    futures[submitted(pool, name, workdir / name)] = name
+
+        started = starter.submit(start)
+        progress(COMPILING, 0, len(pieces), in_background=_Watch(futures, by_cost, workdir, workers))
 
         def wait_for_engines() -> dict[str, float]:
+            started.result()
             seconds, lacking = _wait_for_all(futures, progress)
             pool.shutdown()  # idle workers hold GPU memory, too
             if lacking:
@@ -137,7 +149,7 @@ def _started_by(backend: ExportBackend) -> BaseContext:
     forked child must not use the GPU, and could inherit locks that other threads hold.
 
     Workers are forked from a fork server, which this process starts once and which has imported torch, the backend
-    and its compilers, which takes 4 to 12 s of processor time. Modules read their settings when they are imported. If
+    and its compiler, which takes 4 to 12 s of processor time. Modules read their settings when they are imported. If
     a setting has changed since the server was started, or the path of the folder for temporary files is too long for
     the server's socket, each worker imports the modules itself.
     """
@@ -150,7 +162,7 @@ def _started_by(backend: ExportBackend) -> BaseContext:
     preloaded = (
         type(backend).__module__,
         getattr(backend.compile_piece, "__module__", ""),
-        backend.compilers,
+        backend.compiler,
     )
     server.set_forkserver_preload([module for module in preloaded if module])
     return server
@@ -258,10 +270,11 @@ class _Watch:
     def __call__(self) -> str:
         """Return a sentence about the engines that are being compiled; empty once all are compiled, or one has failed
         for another reason than GPU memory."""
-        done = {name: future for future, name in self.futures.items() if future.done()}
+        futures = dict(self.futures)  # of which another thread starts some
+        done = {name: future for future, name in futures.items() if future.done()}
         faults = {name: future.cancelled() or future.exception() for name, future in done.items()}
         compiled = {name: future.result() for name, future in done.items() if not faults[name]}
-        if len(compiled) == len(self.futures) or any(
+        if len(compiled) == len(self.costs) or any(
             fault and not isinstance(fault, _GpuMemoryError) for fault in faults.values()
         ):
             return ""
@@ -271,7 +284,7 @@ class _Watch:
             if name not in self.begun and (self.workdir / name).exists():
                 self.begun[name] = now
         running = [name for name in left if name in self.begun and name not in done]
-        status = f"engines: {len(left)} of {len(self.futures)} left"
+        status = f"engines: {len(left)} of {len(self.costs)} left"
         if running:
             status += f", compiling {', '.join(running)}"
         if compiled:
@@ -292,7 +305,8 @@ def _workers_starting() -> Iterator[None]:
 
     A worker can be ended only when the call that starts its process has returned, which for the first worker takes as
     long as the server needs to import torch. If a signal ended the build before, the worker would go on running, nobody
-    would end it, and the semaphores of its pool would be gone.
+    would end it, and the semaphores of its pool would be gone. In another thread than the main one nothing is delayed:
+    a build that ends waits for the thread that starts its workers.
 
     SIGINT is blocked in this thread, because processes that it starts inherit the block: a terminal sends Ctrl-C to
     the whole process group, and only this process should react.

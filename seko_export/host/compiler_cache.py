@@ -4,6 +4,7 @@ content is loaded and executed."""
 from __future__ import annotations
 
 import os
+import tempfile
 
 from seko_export.errors import MachineError
 from seko_export.host.environment import user_cache
@@ -28,10 +29,9 @@ def private_cache() -> str:
     MachineError
         If the folder cannot be made, or others may have put files into it.
     """
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    chosen = os.environ.get(CACHE_VARIABLE, default_cache_dir())
-    if chosen != default_cache_dir():
+    chosen = os.environ.get(CACHE_VARIABLE)
+    # torch sets the variable, too, once it has used its default; to ask torch for it would import the compiler
+    if chosen is not None and not chosen.startswith(os.path.join(tempfile.gettempdir(), "torchinductor_")):
         return chosen
     folder = user_cache() / "inductor"
     try:

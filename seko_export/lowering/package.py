@@ -8,14 +8,18 @@ debug data nor local paths.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import site
 import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from seko_export.errors import MachineError
+from seko_export.host.compiler_cache import CACHE_VARIABLE
 
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date in a zip file, so that equal inputs give equal bytes
 _PATH_STAND_IN = b"/seko"
@@ -28,14 +32,25 @@ _SPARE = (".kernel.cpp", ".kernel_metadata.json")
 _SHORTEST_PREFIX = 8  # least length of a path in bytes: a shorter one could occur by chance in machine code
 
 
-def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
+def local_prefixes() -> list[Path]:
+    """Return the folders of this machine whose paths must not appear in an artifact."""
+    folders = [
+        sys.prefix,
+        sys.base_prefix,
+        os.environ.get(CACHE_VARIABLE, "."),
+        *site.getsitepackages(),
+    ]
+    return [Path(__file__).resolve().parents[2], Path.home(), Path.cwd(), *map(Path, folders)]
+
+
+def slim_package(package: Path, prefixes: Iterable[Path]) -> None:
     """Rewrite a ``.pt2`` package in place: sources removed, shared objects stripped, local paths blanked.
 
     Parameters
     ----------
     package : Path
         The package that the compiler wrote.
-    local_prefixes : iterable of Path
+    prefixes : iterable of Path
         Folders of this machine whose paths must not appear (interpreter, packages, caches, home).
 
     Raises
@@ -43,8 +58,8 @@ def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
     MachineError
         If binutils' ``strip`` is missing or fails.
     """
-    names = {str(prefix).encode() for prefix in local_prefixes}
-    prefixes = sorted((name for name in names if len(name) >= _SHORTEST_PREFIX), key=len, reverse=True)
+    names = {str(prefix).encode() for prefix in prefixes}
+    blanked = sorted((name for name in names if len(name) >= _SHORTEST_PREFIX), key=len, reverse=True)
     slim = package.with_suffix(".slim")
     digest = hashlib.sha256()
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(slim, "w", zipfile.ZIP_STORED) as target:
@@ -60,7 +75,7 @@ def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
                 content = strip_symbols(content)
             elif entry.filename.endswith(_SERIAL):
                 content = str(int(digest.hexdigest(), 16))[:_SERIAL_DIGITS].encode()
-            content = blank_paths(content, prefixes)
+            content = blank_paths(content, blanked)
             digest.update(f"{entry.filename} {len(content)} ".encode() + content)
             target.writestr(zipfile.ZipInfo(entry.filename, _FIXED_TIME), content)
     slim.replace(package)

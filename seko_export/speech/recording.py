@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seko_export.backends.aoti import attention_backends
 from seko_export.errors import UsageError
 from seko_export.families.registry import graph_of
 from seko_export.families.speech.config import SpeechBuild
@@ -31,6 +30,7 @@ from seko_export.goldens.eager import (
 )
 from seko_export.goldens.sensitivity import perturbed
 from seko_export.host.progress import Progress
+from seko_export.lowering.attention_backends import attention_backends
 from seko_runtime.backends.memory import Memory
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.speech import contract, golden

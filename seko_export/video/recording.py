@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seko_export.backends.aoti import attention_backends
 from seko_export.config.video import VideoBuild
 from seko_export.families.registry import graph_of, video_family_of
 from seko_export.goldens.eager import (
@@ -32,6 +31,7 @@ from seko_export.goldens.eager import (
 from seko_export.goldens.placement import buffer_room, home_bytes, placed
 from seko_export.goldens.sensitivity import perturbed
 from seko_export.host.progress import Progress
+from seko_export.lowering.attention_backends import attention_backends
 from seko_export.media.pieces import video_table
 from seko_export.video.bounds import EagerChunk, difference, golden_bound
 from seko_export.video.calibration import KvStatistics, layer_constants

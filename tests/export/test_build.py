@@ -26,7 +26,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from seko_export import BuildOptions, build
-from seko_export.backends.aoti import local_prefixes
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
@@ -40,6 +39,7 @@ from seko_export.host.compiler_cache import (
     private_cache,
 )
 from seko_export.host.workshop import workshop
+from seko_export.lowering.package import local_prefixes
 from seko_export.video.bounds import CACHE_TOLERANCES, TOLERANCES
 from seko_export.video.recording import golden_text
 from seko_export.video.workload import VideoBuildResult

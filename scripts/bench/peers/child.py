@@ -68,7 +68,7 @@ def measure_peer(kind: Any, network: Any, compiler: Any, job: dict[str, Any]) ->
     """
     from scripts.bench import counting
     from scripts.bench.peers.check import judge
-    from seko_export.backends.aoti import attention_backends
+    from seko_export.lowering.attention_backends import attention_backends
 
     config, s = network.config, network.config.workload.stream
     wrapped_chunk = -(-s.cache_frames // s.chunk_frames)
