@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import io
 import json
@@ -24,6 +25,7 @@ from seko_runtime import Pool
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.http.openings import MAX_OPENING_BYTES
+from seko_serve.live import manager
 from seko_serve.live.session import MAX_WAITING
 from seko_serve.protocol import SUBPROTOCOL, TICKET_PREFIX, Media
 from tests.runtime import toy_pool, toy_whole
@@ -165,18 +167,19 @@ async def test_rows_are_freed_and_a_full_server_says_when_to_come_back(
 
 
 async def test_an_ended_session_is_freed_without_the_garbage_collector(
-    server: Running, new_client: NewClient
+    start: Starter, new_client: NewClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the encoder of its video and the frames that it kept: a collection of all objects comes once in minutes."""
+    monkeypatch.setattr(manager, "REAP_S", 0.01)  # so that it was looked at
+    server = start()
     gc.collect()
     gc.disable()
     try:
-        ended = []
-        for _ in range(3):  # the last one may still be named by what looked after it
-            client = await new_client(server).open(codecs=["h264"], prompt=PROMPT)
-            ended += map(weakref.ref, server.manager.sessions.values())
-            await watch(client, 2)
-            await client.close()
+        client = await new_client(server).open(codecs=["h264"], prompt=PROMPT)
+        ended = [*map(weakref.ref, server.manager.sessions.values())]
+        await watch(client, 2)
+        await asyncio.sleep(0.1)
+        await client.close()
         await comes(lambda: ended[0]() is None)
     finally:
         gc.enable()
@@ -261,6 +264,9 @@ async def test_a_paused_session_says_so_to_a_new_socket_and_a_change_by_http_has
     assert http(url, "PATCH", {"prompt": "a blue ring", "paused": True})[0] == 200
     await client.drop()
     await comes(lambda: not http(url)[1]["attached"])
+    session = server.manager.sessions[session_of(client)]
+    # chunks that were made before the pause are sent before the receipts of what ends it
+    await comes(lambda: session.pending is None and session.facts()["chunks"] == session.made_chunks)
     await client.resume()
     played, told = "", []
     async for received in client.messages():

@@ -362,15 +362,18 @@ class Device:
                 if self._stopping:
                     return
                 waiting = len(self._calls)
-            for _ in range(waiting):  # what an error leaves here is refused by `_run`
-                run, _ = self._calls.popleft()
-                run(pool)
-            ready: list[Streamed] = [stream for stream in self._streams if stream.ready()]
-            if not ready and not self._waiting() and self._fits_background(pool, time.monotonic()):
-                ready = self._ready_background(pool)
-            self._make_chunks(pool, ready)
-            if self._fits_part(time.monotonic()):
-                self._run_part(pool)
+            self._serve_once(pool, waiting)  # a call of its own: this one would name a stream while it waits
+
+    def _serve_once(self, pool: ServedPool, waiting: int) -> None:
+        for _ in range(waiting):  # what an error leaves here is refused by `_run`
+            run, _ = self._calls.popleft()
+            run(pool)
+        ready: list[Streamed] = [stream for stream in self._streams if stream.ready()]
+        if not ready and not self._waiting() and self._fits_background(pool, time.monotonic()):
+            ready = self._ready_background(pool)
+        self._make_chunks(pool, ready)
+        if self._fits_part(time.monotonic()):
+            self._run_part(pool)
 
     def _patience(self, now: float) -> float | None:
         """Return the seconds after which a stream may be ready though nobody has called `wake`; None: never."""

@@ -581,12 +581,15 @@ class SessionManager:
             finally:
                 looked_at.remove(session)
 
+        def begin(looks: asyncio.TaskGroup) -> None:  # the loop would name the last session while it sleeps
+            for session in set(self.sessions.values()) - looked_at:
+                looked_at.add(session)
+                looks.create_task(look_at(session))
+
         async with asyncio.TaskGroup() as looks:
             while True:
                 await asyncio.sleep(REAP_S)
-                for session in set(self.sessions.values()) - looked_at:
-                    looked_at.add(session)
-                    looks.create_task(look_at(session))
+                begin(looks)
 
     async def _free_if_ended(self, session: LiveSession) -> None:
         """Free the row of a session that has failed, also while the store does not answer."""
