@@ -7,26 +7,27 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 LINES_SAID = 20  # of stderr, in the error of a child that failed
 
 
-def last_json(*arguments: str) -> dict[str, Any]:
-    """Run Python with these arguments and return the JSON object of its last line of output.
+def last_json(*arguments: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run Python with these arguments and return the JSON object of its last line of output; see `run_python`.
 
     Raises
     ------
     SystemExit
         If it fails, with the end of its output.
     """
-    report: dict[str, Any] = json.loads(run_python(*arguments).strip().splitlines()[-1])
+    report: dict[str, Any] = json.loads(run_python(*arguments, environ=environ).strip().splitlines()[-1])
     return report
 
 
-def run_python(*arguments: str) -> str:
-    """Run Python with these arguments and return its output; what it says on stderr is passed on as it comes.
+def run_python(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
+    """Run Python with these arguments, and in this environment if one is given, and return its output; what it says on
+    stderr is passed on as it comes.
 
     Raises
     ------
@@ -41,7 +42,8 @@ def run_python(*arguments: str) -> str:
             sys.stderr.write(line)
 
     command = [sys.executable, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environ) as child:
         beside = threading.Thread(target=pass_on, args=(child.stderr,))
         beside.start()
         output = child.stdout.read() if child.stdout is not None else ""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from scripts.bench.built import build_once, checkpoint
@@ -50,9 +52,15 @@ def run(options: argparse.Namespace) -> None:
 
 
 def build(weights: Path, scheme: str, artifact: Path, rows: Path | None) -> dict[str, Any]:
-    """Build an artifact with a KV cache of this scheme, append the rows of the build, and return its report."""
+    """Build an artifact with a KV cache of this scheme, append the rows of the build, and return its report.
+
+    Nothing that an earlier build has compiled is used again: each cache of a compiler is an empty folder.
+    """
     arguments = ("--preset", PRESET, "--kv", scheme, "-o", str(artifact), "--force", "--json")
-    report: dict[str, Any] = last_json("-m", "seko_export", "build", str(weights), *arguments)
+    with TemporaryDirectory(prefix="seko-cold-") as cold:
+        environ = os.environ | {"XDG_CACHE_HOME": cold, "TRITON_CACHE_DIR": f"{cold}/triton"}
+        environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+        report = last_json("-m", "seko_export", "build", str(weights), *arguments, environ=environ)
     print(json.dumps(report), flush=True)
     if rows is None:
         return report

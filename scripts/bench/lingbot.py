@@ -41,7 +41,7 @@ V1, V2, TINY = "lingbot-v1-fast", "lingbot-v2-fast", "lingbot-tiny"
 # What must not be exceeded, of the full model on a GPU.
 BARS = {
     "lingbot_v2_chunk_ms": 1750.0,
-    "lingbot_vs_compiled": 0.59,
+    "lingbot_vs_compiled": 0.58,
     "lingbot_camera_share": 0.05,
     "lingbot_key_to_frame": 1.15,
     "world_first_picture_s": 1.0,

@@ -149,11 +149,6 @@ MISSED: tuple[FigureLine, ...] = (
         (("h200", "engine_mb", "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4"),),
     ),
     (
-        "lingbot-v2-fast: time of a chunk; compiled and captured by hand = 1",
-        "{:.3f}",
-        (("h200", "lingbot_vs_compiled", f"{WORLD}, camera once a chunk"),),
-    ),
-    (
         "the 14B model on one GPU (480x832, Wan's VAE; FP4 cache, fp8, the last pass's cache kept, 0.4 of the past): "
         "video frames a second",
         "{:.1f}",
