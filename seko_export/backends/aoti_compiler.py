@@ -4,12 +4,14 @@ time, and 10 s where Python has no bytecode: worker processes are forked from a 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Piece, engine_spec
+from seko_export.errors import MachineError
 from seko_export.host.compiler_cache import use_private_cache
 from seko_export.lowering import patches
 from seko_export.lowering.agree import check_agrees
@@ -20,6 +22,9 @@ from seko_export.lowering.rank_group import stand_in_group
 from seko_export.lowering.trace import trace
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, tensors_text
 
+# torch makes the folder of its cache when it is imported; an error is raised when an engine is compiled
+with suppress(MachineError):
+    use_private_cache()
 with applied(*patches.IMPORTS):
     # torch imports most of its compiler when it is first called, and a forked process would import it again
     import torch._dynamo

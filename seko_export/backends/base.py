@@ -117,9 +117,6 @@ class ExportBackend:
     compile_piece : callable or None
         Function that makes the file of one engine. The function must be at module level, since worker processes
         import it. None for the eager backend, which writes no files.
-    compiler : str, optional
-        Module that `compile_piece` imports, and with it the compiler. The server that worker processes are forked from
-        imports it once, so the import must not use the GPU.
     suffix : str
         Suffix of engine files.
     check : callable
@@ -153,12 +150,14 @@ class ExportBackend:
         ``form``, the engines' folder, and the progress callback. It returns the seconds that each engine took.
     finish : callable, optional
         Function that adds files to an artifact whose manifest is written, and returns whether it added a file.
+    compiler : str, optional
+        Module that `compile_piece` imports, and with it the compiler. The server that worker processes are forked from
+        imports it once, so the import must not use the GPU.
     """
 
     name: str
     capabilities: Capabilities
     compile_piece: EngineMaker | None = None
-    compiler: str | None = None
     suffix: str = ".pt2"
     check: Callable[[], None] = lambda: None
     functional: bool = False
@@ -172,6 +171,7 @@ class ExportBackend:
     form: tuple[str, str] | None = None
     build_engines: Callable[[BuildConfig, Path, Path, Progress], dict[str, float]] | None = None
     finish: Callable[[BuildContext], bool] | None = None
+    compiler: str | None = None
 
     def check_build(self, config: BuildConfig) -> None:
         """Refuse a build that this backend cannot make, before any file is read.

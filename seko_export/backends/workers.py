@@ -6,6 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import shutil
 import signal
@@ -14,7 +15,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
@@ -25,6 +33,7 @@ from seko_export.config.build import BuildConfig
 from seko_export.engines.key import engine_file
 from seko_export.errors import ExportError, MachineError
 from seko_export.families.registry import graph_of
+from seko_export.host.compiler_cache import CACHE_VARIABLE
 from seko_export.host.gpu_memory import lacks_gpu_memory, release_gpu_memory
 from seko_export.host.progress import Progress
 from seko_export.host.workshop import workshop
@@ -33,8 +42,11 @@ from seko_runtime.host.end_signals import held_signals
 from seko_runtime.host.faults import fault_text, told_by_the_system
 
 COMPILING = "compiling the engines"
-# Environment variables that modules, libraries or Python read once.
-_READ_AT_IMPORT = ("TORCH", "AOT_INDUCTOR", "TRITON", "CUDA", "PYTHON", "OMP_", "MKL_", "LD_", "TMPDIR")
+# Beginnings of environment variables that modules, libraries or Python read once.
+_READ_AT_IMPORT = (
+    *("TORCH", "AOT", "INDUCTOR", "TRITON", "CUDA", "CUTLASS", "CUTEDSL", "ENABLE_"),
+    *("CXX", "PYTHON", "OMP_", "KMP_", "MKL_", "LD_", "TMPDIR"),
+)
 # Most bytes of a Unix socket's path, and bytes that multiprocessing appends to the folder for temporary files.
 _SOCKET_PATH, _SOCKET_NAME = 107, len("/pymp-12345678/listener-12345678")
 _settings_of_server: dict[str, dict[str, str]] = {}
@@ -86,12 +98,7 @@ def compiled_in_background(
         output = artifact / engine_file(name, suffix, folder)
         return pool.submit(_make_and_move, backend.compile_piece, config, name, workplace, output)
 
-    with (
-        workshop("seko-") as workdir,
-        _worker_pool(backend, workers) as pool,
-        # left before the pool, which can then end all workers
-        ThreadPoolExecutor(1, "seko-workers") as starter,
-    ):
+    with workshop("seko-") as workdir, _worker_pool(backend, workers) as pool, _starter() as starter:
         futures: dict[Future[float], str] = {}
 
         def start() -> None:  # waits for the server's imports
@@ -99,11 +106,11 @@ def compiled_in_background(
                 for name in by_cost:
                     futures[submitted(pool, name, workdir / name)] = name
 
-        started = starter.submit(start)
+        started = starter(start)
         progress(COMPILING, 0, len(pieces), in_background=_Watch(futures, by_cost, workdir, workers))
 
         def wait_for_engines() -> dict[str, float]:
-            started.result()
+            _raise_for_start(started)
             seconds, lacking = _wait_for_all(futures, progress)
             pool.shutdown()  # idle workers hold GPU memory, too
             if lacking:
@@ -136,10 +143,35 @@ def _worker_pool(backend: ExportBackend, workers: int) -> Iterator[ProcessPoolEx
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+@contextmanager
+def _starter() -> Iterator[Callable[[Callable[[], None]], Future[None]]]:
+    """Yield a function that runs another one in a thread. The thread has ended when the block is left, also if signals
+    come: a worker that it starts later would not be ended."""
+    threads = ThreadPoolExecutor(1, "seko-workers")
+    try:
+        yield threads.submit
+    finally:
+        with held_signals():
+            threads.shutdown()
+
+
+def _raise_for_start(started: Future[None]) -> None:
+    """Wait until the workers are started; MachineError if they cannot be."""
+    fault = started.exception()
+    if isinstance(fault, EOFError | OSError | BrokenExecutor):  # the server or a worker was killed
+        raise MachineError(
+            f"the processes that compile engines did not start: {fault_text(fault)}; end other programs if memory is "
+            "short"
+        ) from fault
+    started.result()
+
+
 def start_worker_server(backend: ExportBackend) -> None:
     """Start the server that the workers of a backend are forked from. It imports their modules while this process goes
     on. A server that runs is left as it is."""
     if backend.compile_piece is not None and _started_by(backend).get_start_method() == "forkserver":
+        # to start it unblocks SIGINT; the server would start it first
+        multiprocessing.resource_tracker.ensure_running()
         with _workers_starting():
             multiprocessing.forkserver.ensure_running()
 
@@ -156,6 +188,7 @@ def _started_by(backend: ExportBackend) -> BaseContext:
     if len(os.fsencode(tempfile.gettempdir())) + _SOCKET_NAME > _SOCKET_PATH:
         return multiprocessing.get_context("spawn")
     settings = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_IMPORT)}
+    settings.pop(CACHE_VARIABLE, None)  # set by torch, too; read whenever an engine is compiled
     if _settings_of_server.setdefault("settings", settings) != settings:
         return multiprocessing.get_context("spawn")
     server = multiprocessing.get_context("forkserver")

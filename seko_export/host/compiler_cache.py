@@ -3,7 +3,9 @@ content is loaded and executed."""
 
 from __future__ import annotations
 
+import getpass
 import os
+import re
 import tempfile
 
 from seko_export.errors import MachineError
@@ -11,6 +13,7 @@ from seko_export.host.environment import user_cache
 from seko_runtime.format.private_files import shared_folder
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_NOT_IN_NAMES = r'[\\/:*?"<>|]'  # characters of a user's name for which torch writes _
 
 
 def use_private_cache() -> None:
@@ -30,8 +33,7 @@ def private_cache() -> str:
         If the folder cannot be made, or others may have put files into it.
     """
     chosen = os.environ.get(CACHE_VARIABLE)
-    # torch sets the variable, too, once it has used its default; to ask torch for it would import the compiler
-    if chosen is not None and not chosen.startswith(os.path.join(tempfile.gettempdir(), "torchinductor_")):
+    if chosen is not None and chosen != _torch_default():  # torch sets the variable, too, once it is imported
         return chosen
     folder = user_cache() / "inductor"
     try:
@@ -45,3 +47,12 @@ def private_cache() -> str:
             "own, or remove it"
         )
     return str(folder)
+
+
+def _torch_default() -> str:
+    """Return torch's ``default_cache_dir()``. To ask torch for it would import the compiler, which takes seconds."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid_{os.getuid()}"
+    return os.path.join(tempfile.gettempdir(), f"torchinductor_{re.sub(_NOT_IN_NAMES, '_', user)}")

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from seko_export.backends import export_backend, workers
+from seko_export.errors import MachineError
 from seko_export.host.child_process import last_line, run_child, waiting_child
+from seko_export.host.compiler_cache import CACHE_VARIABLE
 from tests.support.delivered_signal import deliver
 
 
@@ -63,6 +71,75 @@ def test_workers_inherit_that_sigint_alone_is_blocked() -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
+_SERVER = """
+from multiprocessing import forkserver
+from pathlib import Path
+from seko_export.backends import export_backend, workers
+workers.start_worker_server(export_backend("aoti"))
+print(Path(f"/proc/{forkserver._forkserver._forkserver_pid}/status").read_text())
+"""
+
+
+def test_the_server_is_started_with_sigint_blocked() -> None:
+    """In a new process, whose first server it is: what multiprocessing starts before unblocks signals."""
+    done = subprocess.run([sys.executable, "-c", _SERVER], capture_output=True, text=True, check=True)
+    blocked = int(re.findall(r"^SigBlk:\s*(\w+)$", done.stdout, re.MULTILINE)[0], 16)
+    assert blocked & (1 << (signal.SIGINT - 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("CXX", "spawn"), ("AOTINDUCTOR_X", "spawn"), (CACHE_VARIABLE, "forkserver"), ("EDITOR", "forkserver")],
+)
+def test_a_server_is_not_used_once_what_its_modules_have_read_changes(
+    monkeypatch: pytest.MonkeyPatch, name: str, method: str
+) -> None:
+    """The folder of the compiler's cache, which torch sets, too, is read for each engine."""
+    monkeypatch.setattr(workers, "_settings_of_server", {})
+    aoti = export_backend("aoti")
+    assert workers._started_by(aoti).get_start_method() == "forkserver"
+    monkeypatch.setenv(name, "/changed")
+    assert workers._started_by(aoti).get_start_method() == method
+
+
+def test_a_signal_waits_until_the_thread_that_starts_workers_has_ended() -> None:
+    begun, over, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def start() -> None:
+        begun.set()
+        over.wait()
+        ended.set()
+
+    def interrupt() -> None:
+        begun.wait()
+        time.sleep(0.1)  # so that the block is left and waits
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.2)
+        over.set()
+
+    beside = threading.Thread(target=interrupt)
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a job in the background ignores SIGINT
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _started_beside(start, beside)
+        assert ended.is_set()
+    finally:
+        beside.join()
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    "fault", [EOFError("unexpected EOF"), BrokenProcessPool("died"), OSError(12, "no memory")]
+)
+def test_workers_that_do_not_start_are_the_machines_fault(fault: Exception) -> None:
+    started: Future[None] = Future()
+    started.set_exception(fault)
+    with pytest.raises(MachineError, match=r"did not start: .*(EOF|died|memory)"):
+        workers._raise_for_start(started)
+
+
 def test_a_full_disk_below_a_librarys_own_fault_is_the_systems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +155,12 @@ def test_a_full_disk_below_a_librarys_own_fault_is_the_systems(
     with pytest.raises(OSError, match="No space left") as caught:
         workers._make_and_move(make, SimpleNamespace(), "step", tmp_path / "place", tmp_path / "step.pt2")  # type: ignore[arg-type]
     assert caught.value.errno == errno.ENOSPC
+
+
+def _started_beside(start: Callable[[], None], beside: threading.Thread) -> None:
+    with workers._starter() as starter:
+        starter(start)
+        beside.start()
 
 
 def _interrupted(thread: threading.Thread, number: signal.Signals, reached: list[str]) -> None:
