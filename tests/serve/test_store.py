@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -22,7 +23,12 @@ from seko_serve.live.device import Device
 from seko_serve.store.base import ExistsError, Store, StoreError
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.own_folder import OwnFolder
-from seko_serve.video.jobs import VideoJobs
+from seko_serve.store.threads import StoreThreads
+from seko_serve.video import jobs as jobs_module
+from seko_serve.video.jobs import Video, VideoJobs
+from seko_serve.video.opening import Opening
+
+from .bounded import comes
 
 SESSION, OTHER = "0123456789abcdef", "f" * 16
 NAME = f"{SESSION}.record0"
@@ -41,6 +47,13 @@ OF_SOMEBODY = (  # names of files of a user, some of them much like the store's 
     f"{SESSION}.snapshot-notes",
     f".writing-{SESSION}-",
 )
+
+
+class Payload:
+    """Something that a job holds, in place of a whole row."""
+
+    def size(self) -> int:
+        return 1
 
 
 @pytest.fixture
@@ -280,3 +293,30 @@ def test_a_chosen_folder_has_one_process_and_loses_the_files_of_the_last(tmp_pat
     assert (tmp_path / "a" / "b" / "own-file").exists()
     assert second.claim() == tmp_path / "a" / "b"
     assert list(second.path().iterdir()) == []
+
+
+@pytest.mark.limit_s(10)
+async def test_an_idle_thread_keeps_nothing_of_its_last_work() -> None:
+    threads = StoreThreads(1)
+    payload = Payload()
+    left = weakref.ref(payload)
+    assert await threads.run(payload.size) == 1
+    del payload
+    await comes(lambda: left() is None)
+    assert await threads.stop(5.0)
+
+
+@pytest.mark.limit_s(10)
+async def test_a_video_that_has_expired_is_not_kept_until_the_next_one_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "REAP_S", 0.02)
+    jobs = VideoJobs(Device(nullcontext), 1, tmp_path)  # type: ignore[arg-type]
+    await jobs.start()
+    video = Video("video_a", "", Opening(None, 0, 1.0), 1, 0.0, "completed", ended=0.0)
+    jobs._videos[video.id] = video
+    left = weakref.ref(video)
+    del video
+    await comes(lambda: not jobs.count)
+    await comes(lambda: left() is None)
+    await jobs.stop()

@@ -63,3 +63,4 @@ class StoreThreads:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+            del work  # it may hold a whole snapshot, which an idle thread must not keep

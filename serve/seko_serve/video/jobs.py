@@ -291,14 +291,19 @@ class VideoJobs:
         """Remove the videos whose files have expired. An error of one video does not end the loop."""
         while True:
             await asyncio.sleep(REAP_S)
-            now = time.time()
-            for video in list(self._videos.values()):
-                if video.expires is None or video.expires > now:
-                    continue
-                try:
-                    await self.remove(video)
-                except Exception:
-                    _LOG.exception("an expired video's file cannot be removed", extra={"video": video.id})
+            await self._remove_expired()
+
+    async def _remove_expired(self) -> None:
+        """Remove the videos whose files have expired. A method of its own, so that no video is kept while `_reap`
+        sleeps."""
+        now = time.time()
+        for video in list(self._videos.values()):
+            if video.expires is None or video.expires > now:
+                continue
+            try:
+                await self.remove(video)
+            except Exception:
+                _LOG.exception("an expired video's file cannot be removed", extra={"video": video.id})
 
 
 def _too_many(videos: list[Video], message: str) -> ServeError:
