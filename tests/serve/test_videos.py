@@ -412,6 +412,21 @@ def test_who_leaves_before_the_answer_gets_no_video(
         time.sleep(0.02)
 
 
+def test_a_box_that_is_closed_while_a_video_is_requested_takes_none(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+
+    async def closing(_: object) -> bool:
+        server.manager.closed = True
+        return False
+
+    monkeypatch.setattr("starlette.requests.Request.is_disconnected", closing)
+    status, answer = http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT})
+    assert (status, answer["error"]["code"]) == (503, "stopping")
+    assert http(f"{server.url}/v1/videos")[1]["data"] == []
+
+
 @pytest.mark.parametrize("path", ["x/remix", "edits", "extensions", "characters"])
 def test_what_no_artifact_does_is_refused_in_openais_shape(start: Starter, path: str) -> None:
     status, answer = http(f"{start().url}/v1/videos/{path}", "POST", {"prompt": PROMPT})

@@ -105,6 +105,7 @@ class VideoRoutes(WorkloadRoutes):
             await self._manager.call(lambda pool: pool.check_prompt(prompt))
         if await request.is_disconnected():  # nobody learns the video's id
             raise ServeError("bad_request", "the client left before its video was queued")
+        self._manager.check_takes()  # again: a box that was closed meanwhile ends without the video
         return JSONResponse(self._facts(self._jobs.add(tenant, opening, frames)))
 
     def _fetched(self, fields: Mapping[str, Any], named: str) -> dict[str, str]:
