@@ -217,6 +217,20 @@ async def test_a_video_that_a_silent_box_may_have_is_not_said_to_be_gone(
     assert (await ask(fleet, f"/v1/videos/{name}"))[0] == 200
 
 
+async def test_a_video_that_the_directory_cannot_note_is_the_clients_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, fleet: Fleet
+) -> None:
+    async def silent(_: MemoryDirectory, __: str, ___: str) -> None:
+        raise DirectoryError("it is silent")
+
+    await fleet.box()
+    monkeypatch.setattr(MemoryDirectory, "note", silent)
+    status, video = await ask(fleet, "/v1/videos", "POST", {"prompt": PROMPT, "seconds": 0.1})
+    assert status == 200
+    assert [listed["id"] for listed in (await ask(fleet, "/v1/videos"))[1]["data"]] == [video["id"]]
+    assert (await ask(fleet, f"/v1/videos/{video['id']}"))[0] == 200
+
+
 async def test_a_box_counts_sessions_that_are_being_opened(fleet: Fleet) -> None:
     """Else its row would have neither free rows nor sessions, and the scaler would take it for a box of one row."""
     box = await fleet.box()

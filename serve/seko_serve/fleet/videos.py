@@ -57,7 +57,8 @@ class FleetVideos:
             boxes, "POST", "/v1/videos", headers_of(request), body, more_s=2 * WHOLE_S
         )
         if answer.status < 400:
-            await self._boxes.directory.note(str(answer.table.get("id")), box.name)
+            with suppress(DirectoryError):  # the video is queued: after an error clients request another one
+                await self._boxes.directory.note(str(answer.table.get("id")), box.name)
         return passed(answer)
 
     async def _videos(self, request: Request) -> Response:
