@@ -16,6 +16,8 @@ from seko_runtime.format.own_folders import make_own_folder
 from seko_serve.fleet.artifacts import artifact_folder
 from seko_serve.fleet.command import main
 from seko_serve.fleet.config import FleetConfig, ModelConfig, read_config
+from seko_serve.run import url_host
+from seko_serve.settings import LOOPBACK
 from seko_serve.store.base import StoreError
 
 pytest.importorskip("yaml", reason="needs seko-serve[ray]")
@@ -168,6 +170,27 @@ def test_a_machine_without_room_for_the_boxes_is_told(tmp_path: Path) -> None:
     ):
         with pytest.raises(RuntimeError, match=sentence):
             check_room(config, resources)
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_the_page_of_a_loopback_address_may_open_sockets(host: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path, f"{LEAST}host: '{host}'\nport: 8123\n")
+    assert f"http://{url_host(host)}:8123" in config.gateway_settings({}).allowed_origins
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_the_address_of_ipv6_is_told_in_brackets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray = pytest.importorskip("ray", reason="needs seko-serve[ray]")
+    from seko_serve.fleet import command, deployments
+
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr("seko_serve.fleet.checks.check_cluster", lambda _: None)
+    monkeypatch.setattr(deployments, "apply", lambda _: None)
+    config_of(tmp_path, f"{LEAST}host: '::1'\nport: 8123\n")
+    assert command.main([str(tmp_path / "fleet.yaml"), "--address", "a:1"]) == 0
+    assert "http://[::1]:8123/" in capsys.readouterr().err
 
 
 def test_stopping_without_a_cluster_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

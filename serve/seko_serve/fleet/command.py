@@ -55,6 +55,7 @@ def main(arguments: list[str]) -> int:
         from seko_serve.fleet import deployments
         from seko_serve.fleet.actor_directory import NAMESPACE
         from seko_serve.fleet.checks import check, check_cluster, check_room
+        from seko_serve.run import url_host
     except ImportError:
         return _lacking()
     try:
@@ -90,7 +91,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("seko-serve: interrupted before the fleet was ready", file=sys.stderr)
         return 130
-    print(f"seko-serve: the fleet answers at http://{config.host}:{config.port}/", file=sys.stderr)
+    print(f"seko-serve: the fleet answers at http://{url_host(config.host)}:{config.port}/", file=sys.stderr)
     if chosen.address is None:
         ended = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

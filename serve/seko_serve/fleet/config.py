@@ -275,7 +275,7 @@ class FleetConfig:
         """Origins of the gateway's page, if it is on this machine alone; others are configured."""
         if self.host not in LOOPBACK:
             return frozenset()
-        return frozenset(f"http://{name}:{self.port}" for name in ("127.0.0.1", "localhost"))
+        return frozenset(f"http://{name}:{self.port}" for name in ("127.0.0.1", "[::1]", "localhost"))
 
     def group(self, model: ModelConfig) -> str:
         """Return the name of the group of a model's boxes: a hash of the artifact and the settings."""
