@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -191,6 +192,46 @@ def test_the_address_of_ipv6_is_told_in_brackets(
     config_of(tmp_path, f"{LEAST}host: '::1'\nport: 8123\n")
     assert command.main([str(tmp_path / "fleet.yaml"), "--address", "a:1"]) == 0
     assert "http://[::1]:8123/" in capsys.readouterr().err
+
+
+class SlowServe:
+    """Ray Serve whose applications end after some looks at them; its own wait for their end fails."""
+
+    def __init__(self, looks: dict[str, int]) -> None:
+        self.looks = looks
+        self.ending: set[str] = set()
+
+    def delete(self, name: str, _blocking: bool = True) -> None:
+        self.ending.add(name)
+        if _blocking:
+            raise TimeoutError(name)
+
+    def status(self) -> SimpleNamespace:
+        for name in self.ending.intersection(self.looks):
+            self.looks[name] -= 1
+            if self.looks[name] < 0:
+                del self.looks[name]
+        return SimpleNamespace(applications={**self.looks})
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_fleet_waits_for_boxes_that_end_slowly_and_names_those_that_do_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ray = pytest.importorskip("ray", reason="needs seko-serve[ray]")
+    from seko_serve.fleet import deployments
+
+    monkeypatch.setattr(ray, "get_actor", lambda *_: None)
+    monkeypatch.setattr(ray, "kill", lambda _: None)
+    monkeypatch.setattr(deployments, "LOOK_S", 0.001)
+    for looks, left in ((5, ""), (10**9, "seko-box-a, seko-box-b")):
+        slow = SlowServe({"seko": 0, "seko-scaler": 2, "seko-box-a": looks, "seko-box-b": looks, "other": 0})
+        monkeypatch.setattr(deployments, "serve", slow)
+        monkeypatch.setattr(deployments, "ENDED_S", 0.2 if left else 60.0)
+        deployments.remove()
+        assert set(slow.looks) == {"other", *left.split(", ")} - {""}
+        assert left in caplog.text
+        assert bool(caplog.records) == bool(left)
 
 
 def test_stopping_without_a_cluster_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -47,6 +47,8 @@ GATEWAY_REQUESTS = 1000  # that a gateway answers at a time
 ADMIT_S = 5.0  # wait for a box's answer to `Replica.admit`
 FAILED_S = 60.0  # from a box's failed start to its removal, after which another box is started
 STOP_S = DRAIN_S + CLOSING_S + 30.0  # behind which Ray kills a box that saves its sessions
+ENDED_S = STOP_S + 10.0  # wait for applications that end
+LOOK_S = 0.2  # between two looks at them
 _LOG = logging.getLogger("seko_serve")
 
 
@@ -357,7 +359,7 @@ def apply(config: FleetConfig) -> None:
     """
     serve.start(proxy_location="EveryNode", http_options={"host": config.host, "port": config.port})
     if SCALER in serve.status().applications:  # it would start boxes of the last configuration again
-        serve.delete(SCALER)
+        _end([SCALER])
     running = serve.status().applications
     wanted: set[str] = set()
     for model in config.models:
@@ -377,9 +379,20 @@ def apply(config: FleetConfig) -> None:
     serve.run(gateway_application(config), name=GATEWAY, route_prefix="/")
     if any(model.scales for model in config.models):
         serve.run(scaler_application(config), name=SCALER, route_prefix=None)
-    for name in running:
-        if name.startswith(BOXES) and name not in wanted:
-            serve.delete(name)
+    _end([name for name in running if name.startswith(BOXES) and name not in wanted])
+
+
+def _end(names: Collection[str]) -> None:
+    """End applications together, and wait until they have ended. Ray's own wait raises a TimeoutError after 60 s, when
+    boxes may still be saving their sessions."""
+    for name in names:
+        serve.delete(name, _blocking=False)
+    left, until = set(names), time.monotonic() + ENDED_S
+    while left and (left := left.intersection(serve.status().applications)):
+        if time.monotonic() > until:
+            _LOG.error("these applications have not ended: %s", ", ".join(sorted(left)))
+            return
+        time.sleep(LOOK_S)
 
 
 def _is_complete(status: Any, model: ModelConfig) -> bool:
@@ -404,9 +417,7 @@ def fault() -> str:
 def remove() -> None:
     """End the fleet in the connected Ray cluster, after its boxes have saved their sessions."""
     if SCALER in serve.status().applications:  # it would start boxes again
-        serve.delete(SCALER)
-    for name in [*serve.status().applications]:
-        if name == GATEWAY or name.startswith(BOXES):
-            serve.delete(name)
+        _end([SCALER])
+    _end([name for name in serve.status().applications if name == GATEWAY or name.startswith(BOXES)])
     with suppress(ValueError):  # with Redis there is none
         ray.kill(ray.get_actor(DIRECTORY, NAMESPACE))
