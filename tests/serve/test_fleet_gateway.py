@@ -18,7 +18,7 @@ from PIL import Image
 
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
-from seko_serve.fleet import choice
+from seko_serve.fleet import asked_boxes, choice
 from seko_serve.fleet.answers import model_of
 from seko_serve.fleet.asked_boxes import AskedBoxes
 from seko_serve.fleet.box import Box
@@ -229,6 +229,40 @@ async def test_a_video_that_the_directory_cannot_note_is_the_clients_all_the_sam
     assert status == 200
     assert [listed["id"] for listed in (await ask(fleet, "/v1/videos"))[1]["data"]] == [video["id"]]
     assert (await ask(fleet, f"/v1/videos/{video['id']}"))[0] == 200
+
+
+@pytest.mark.parametrize("call", ["boxes", "find", "noted"])
+async def test_what_a_box_may_have_that_the_directory_does_not_know_again_yet_is_not_said_to_be_gone(
+    call: str, monkeypatch: pytest.MonkeyPatch, fleet: Fleet
+) -> None:
+    async def silent(*_: object) -> None:
+        raise DirectoryError("it is silent")
+
+    await fleet.box()
+    paths = ("/v1/videos/video_none", "/v1/sessions/" + "0" * 16)
+    for path in paths:
+        assert (await ask(fleet, path))[0] == 404
+    monkeypatch.setattr(choice, "FRESH_S", 0.0)
+    with monkeypatch.context() as changes:
+        changes.setattr(MemoryDirectory, call, silent)
+        assert 503 in [(await ask(fleet, path))[0] for path in paths]
+    for path in paths:
+        status, answer = await ask(fleet, path)
+        assert (status, answer["error"]["code"]) == (503, "full")
+
+    async def elsewhere(*_: object) -> str:
+        return "a-box-without-an-entry"
+
+    with monkeypatch.context() as changes:
+        changes.setattr(MemoryDirectory, "noted", elsewhere)
+        assert (await ask(fleet, paths[0]))[0] == 503
+        changes.setattr(asked_boxes, "LEASE_S", 0.0)  # it is known by now whose boxes are gone
+        assert (await ask(fleet, paths[0]))[0] == 404
+        assert (await ask(fleet, paths[1]))[0] == 404
+
+
+async def test_without_any_box_no_video_is_said_to_be_gone(fleet: Fleet) -> None:
+    assert (await ask(fleet, "/v1/videos/video_none"))[0] == 503
 
 
 async def test_a_box_counts_sessions_that_are_being_opened(fleet: Fleet) -> None:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from seko_serve.errors import ServeError
 from seko_serve.fleet.boxes import Answer, Boxes, BoxGoneError, BoxSilentError
 from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order
-from seko_serve.fleet.directory import BoxFacts, Directory, DirectoryError
+from seko_serve.fleet.directory import LEASE_S, BoxFacts, Directory, DirectoryError
 
 AGAIN_S = 1.0  # after which a client asks again
 REFUSALS = ("full", "stopping")  # after which another box is asked
@@ -53,6 +53,7 @@ class AskedBoxes:
         self.retired, self.dice = retired, random.Random()
         self._rows, self._reading = KnownBoxes(), asyncio.Lock()
         self._failed_at, self._failure = float("-inf"), ""  # of the last read that failed
+        self._silent_at = float("-inf")  # when the directory last failed, also in another call
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -83,9 +84,20 @@ class AskedBoxes:
                     rows = await self.directory.boxes()
                 except DirectoryError as error:
                     self._failed_at, self._failure = time.monotonic(), str(error)
+                    self.failed()
                     raise
                 self._rows.update(rows, time.monotonic())
             return self._rows.rows
+
+    @property
+    def settling(self) -> bool:
+        """Whether the directory failed a moment ago: entries of boxes have expired in it meanwhile, and a box that is
+        missing may only not have written its entry again yet."""
+        return time.monotonic() - self._silent_at < LEASE_S
+
+    def failed(self) -> None:
+        """Record that a call of the directory failed."""
+        self._silent_at = time.monotonic()
 
     def promised(self) -> dict[str, int]:
         """Return for each box the number of sessions that were sent to it and that its entry does not count yet."""

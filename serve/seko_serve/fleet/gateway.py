@@ -145,6 +145,7 @@ class Gateway:
             yield
 
     async def _no_directory(self, request: Request, error: DirectoryError) -> Response:
+        self._boxes.failed()
         return await self._refusals.known(request, _unanswered(error))
 
     # -- what the gateway answers itself -----------------------------------------------------------------------
@@ -354,6 +355,8 @@ class Gateway:
             return passed(refused)
         if not several:  # as when the directory has forgotten them, too
             raise ServeError("full", "no box answers", retry_after=AGAIN_S)
+        if self._boxes.settling:
+            raise ServeError("full", "a box that may have the session is not known yet", retry_after=AGAIN_S)
         raise ServeError("not_found", "there is no such session")
 
     # -- models ------------------------------------------------------------------------------------------------
