@@ -173,6 +173,39 @@ def test_a_machine_without_room_for_the_boxes_is_told(tmp_path: Path) -> None:
             check_room(config, resources)
 
 
+def test_the_scalers_part_of_a_core_counts(tmp_path: Path) -> None:
+    pytest.importorskip("redis", reason="needs seko-serve[ray]")
+    from seko_serve.fleet.checks import check_room
+
+    config = config_of(tmp_path, "models: [{artifact: a, max_boxes: 2}]\nsnapshots: s\n")
+    check_room(config, {"GPU": 1.0, "CPU": 1.2})
+    with pytest.raises(RuntimeError, match=r"need 1\.2 CPUs, this machine has 1\.1"):
+        check_room(config, {"GPU": 1.0, "CPU": 1.1})
+
+
+@pytest.mark.parametrize(
+    ("boxes", "gpus"),
+    [
+        ((0.6, 0.6, 0.6), 3),
+        ((0.5, 0.5, 0.5), 2),
+        ((0.3, 0.6, 0.4, 0.7), 2),
+        ((0.1,) * 10, 1),
+        ((2.0, 0.5), 3),
+        ((0.0, 0.0), 0),
+    ],
+)
+def test_no_box_has_parts_of_several_gpus(boxes: tuple[float, ...], gpus: int) -> None:
+    pytest.importorskip("redis", reason="needs seko-serve[ray]")
+    from seko_serve.fleet.checks import check_room
+
+    models = tuple(ModelConfig(str(number), gpus=share) for number, share in enumerate(boxes))
+    config = FleetConfig(models, "s")
+    check_room(config, {"GPU": float(gpus), "CPU": 16.0})
+    if gpus:
+        with pytest.raises(RuntimeError, match=f"need {gpus} GPUs, this machine has {gpus - 1}"):
+            check_room(config, {"GPU": gpus - 1.0, "CPU": 16.0})
+
+
 @pytest.mark.parametrize("host", LOOPBACK)
 def test_the_page_of_a_loopback_address_may_open_sockets(host: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, f"{LEAST}host: '{host}'\nport: 8123\n")

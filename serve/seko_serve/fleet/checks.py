@@ -26,6 +26,7 @@ from seko_serve.store.folder import FolderStore
 from seko_serve.store.objects import ObjectStore
 
 GATEWAY_CPUS = 0.1  # that Ray reserves for each gateway
+SCALER_CPUS = 0.1  # and for the scaler
 CONNECT_S = 5.0  # for an answer of a Ray cluster
 
 
@@ -122,8 +123,10 @@ def check_room(config: FleetConfig, resources: Mapping[str, float]) -> None:
     RuntimeError
         If the machine has too few GPUs or CPU cores.
     """
-    gpus = sum(model.boxes * model.gpus for model in config.models)
+    gpus = _gpus_needed(config)
     cpus = sum(model.boxes * model.cpus for model in config.models) + GATEWAY_CPUS * config.gateways
+    cpus += SCALER_CPUS * any(model.scales for model in config.models)
+    cpus = round(cpus, 4)  # Ray counts in steps of 0.0001, in which tenths have no error
     for name, needed in (("GPU", gpus), ("CPU", cpus)):
         there = resources.get(name, 0.0)
         if needed > there:
@@ -131,6 +134,24 @@ def check_room(config: FleetConfig, resources: Mapping[str, float]) -> None:
                 f"boxes and gateways need {needed:g} {name}s, this machine has {there:g}; change boxes or "
                 f"{name.lower()}s of models"
             )
+
+
+def _gpus_needed(config: FleetConfig) -> int:
+    """Return the number of GPUs that hold all boxes. Ray gives a box a part of one GPU or whole GPUs, never parts of
+    several; the largest boxes are placed first, each on the first GPU with room."""
+    free: list[float] = []
+    whole = 0
+    shares = sorted((model.gpus for model in config.models for _ in range(model.boxes)), reverse=True)
+    for share in filter(None, shares):
+        if share >= 1:
+            whole += int(share)
+            continue
+        place = next((gpu for gpu, left in enumerate(free) if share <= left), None)
+        if place is None:
+            place = len(free)
+            free.append(1.0)
+        free[place] = round(free[place] - share, 4)
+    return whole + len(free)
 
 
 def check_cluster(address: str) -> None:

@@ -31,7 +31,7 @@ from seko_serve import tracing
 from seko_serve.fleet.actor_directory import DIRECTORY, NAMESPACE, actor_directory
 from seko_serve.fleet.artifacts import artifact_folder
 from seko_serve.fleet.box import Box
-from seko_serve.fleet.checks import GATEWAY_CPUS
+from seko_serve.fleet.checks import GATEWAY_CPUS, SCALER_CPUS
 from seko_serve.fleet.config import MEMORY, FleetConfig, ModelConfig, read_config
 from seko_serve.fleet.directory import BEAT_S, Directory, DirectoryError
 from seko_serve.fleet.gateway import Gateway
@@ -293,7 +293,7 @@ def gateway_application(config: FleetConfig) -> serve.Application:
 
 def scaler_application(config: FleetConfig) -> serve.Application:
     """Return Ray Serve's application of the scaler."""
-    deployment = serve.deployment(ScalerReplica, name="scaler", ray_actor_options={"num_cpus": 0.1})
+    deployment = serve.deployment(ScalerReplica, name="scaler", ray_actor_options={"num_cpus": SCALER_CPUS})
     return deployment.bind(config)
 
 
