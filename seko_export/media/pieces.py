@@ -65,11 +65,16 @@ _PROGRAMS = {
 
 def media_pieces(config: VideoBuild) -> list[Piece]:
     """Return the engines of text encoder and VAE, as far as the build has them; UsageError if a VAE that encodes is
-    missing without which the model makes no video."""
+    missing without which the model makes no video, or a chunk's frame that it encodes would not be kept."""
     if config.workload.stream.context == REBUILD and config.workload.encoding_vae is None:
         raise UsageError(
             f"--context {REBUILD}: the first frame of each chunk's context is a video frame that the VAE encodes "
             "again; give a --vae that encodes, or --vae-encoder beside one that only decodes"
+        )
+    if config.workload.stream.context == REBUILD and (parts := decode_parts(config)) > 1:
+        raise UsageError(
+            f"--context {REBUILD} encodes a frame of the chunk's first latent frame again, and of {parts} parts in "
+            "which the chunk is decoded only the last is kept: leave out --decode-frames, or make smaller video"
         )
     pieces = [] if config.workload.text is None else _text_pieces(config, config.workload.text)
     pieces += [] if config.workload.vae is None else _vae_pieces(config, config.workload.vae)

@@ -22,6 +22,9 @@ from seko_export.families.registry import graph_of, presets
 from seko_export.options.declaration import BuildOptions
 from seko_export.video.plan.predict import PlanRequest, predict
 from seko_export.video.plan.table import show
+from seko_runtime.errors import ManifestError
+from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.manifest import DECODE_LATENTS
 from tests.export.vae_oracle import SMALL, VaeOracle
 from tests.support.asked import resolved
 from tests.support.eager_pool import eager_pool
@@ -198,6 +201,24 @@ def test_kreas_preset_and_the_programs_of_it() -> None:
     assert plan["encode_s"] > 0
     assert "4 passes and the context pass" in (shown := show(plan))
     assert "encoding a frame again" in shown
+
+
+def test_a_chunk_in_parts_has_lost_the_frame_that_is_encoded_again() -> None:
+    config = config_of().changed(decode_frames=1)
+    with pytest.raises(UsageError, match="leave out --decode-frames"):
+        graph_of(config)
+    stream = replace(config.workload.stream, window_positions=False, context="pass")
+    in_parts = describe(config.changed(stream=stream), export_backend("eager"), (), {})
+    assert in_parts.decode_parts == 3
+    manifest = describe(config_of(), export_backend("eager"), (), {})
+    parts = [
+        next(part for part in in_parts.buffers if part.name == buffer.name)
+        if buffer.name in (DECODE_LATENTS, "video", "video.first")
+        else buffer
+        for buffer in manifest.buffers
+    ]
+    with pytest.raises(ManifestError, match="decoded in one call"):
+        resolve_video(replace(manifest, buffers=tuple(parts)))
 
 
 @pytest.mark.parametrize(

@@ -361,6 +361,8 @@ def _check_rebuilt(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
         raise ManifestError(
             "stream.rebuilt needs the programs context, decode and encode, in one process; rebuild the artifact"
         )
+    if manifest.decode_parts > 1:  # the buffer of video would hold the last part alone
+        raise ManifestError("stream.rebuilt needs chunks that are decoded in one call; rebuild the artifact")
     _expect(buffers, IMAGE, "session", (video.height, video.width, PICTURE_CHANNELS), "uint8")
 
 
