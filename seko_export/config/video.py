@@ -347,8 +347,8 @@ class VideoBuild(BuildConfig):
                     "--fp8 needs a GPU, and this build is for cpu; leave it out, or build for a GPU"
                 )
             raise UsageError(
-                "--fp8 takes the fused kernels, and this build's layers are plain: --kernels, the target or the "
-                "backend has none"
+                "--fp8 takes the fused kernels, and this build's layers are plain: the target or the backend has none, "
+                "or --ranks, which takes plain ones by default, is given without --kernels fused"
             )
         sides = (self.model.dim, self.model.ffn_dim)
         if any(side % MATRIX_UNIT for side in sides):
