@@ -160,6 +160,8 @@ def test_controls_fade_while_nobody_does_anything_and_a_key_is_still_answered(st
         page.until(f"{opacity.format('dock')} === 0 && {opacity.format('pad')} === 0")
         page.key("KeyW", down=True)
         page.until(f"{opacity.format('pad')} === 1")
+        keys = "[...document.querySelectorAll('#pad .keys button')].map((key) => getComputedStyle(key).pointerEvents)"
+        assert "none" not in page.value(keys)  # another finger presses the next one
         assert page.value(opacity.format("dock")) == 0  # who steers wants to see the picture
         page.key("KeyW", down=False)
         page.mouse("mouseMoved", 120, 100)

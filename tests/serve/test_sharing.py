@@ -275,6 +275,14 @@ def test_who_cannot_watch_yet_is_told_why(start: Starter, monkeypatch: pytest.Mo
 
 
 @NEEDS_BROWSER
+def test_a_link_is_followed_by_a_page_that_is_open(start: Starter) -> None:
+    with playing(start) as (server, _), open_page(f"{server.url}/") as other:
+        name = name_of(server)
+        other.value(f"location.hash = '#watch={name}.{token_of(server, name)}'")
+        other.until(f"document.body?.matches('.watching') && {STATE} === 'Live'")
+
+
+@NEEDS_BROWSER
 def test_who_comes_to_watch_a_session_that_is_paused_is_told(start: Starter) -> None:
     with playing(start) as (server, page):
         page.click("pause")

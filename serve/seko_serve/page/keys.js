@@ -11,7 +11,10 @@ export class KeyPad {
       event.preventDefault();
       this.hold(event.code, true); // also where it was pressed before keys steered
     });
-    document.addEventListener("keyup", (event) => this.hold(event.code, false));
+    document.addEventListener("keyup", (event) => {
+      if (event.code.startsWith("Meta")) this.letGo(); // macOS does not tell which keys were released beside it
+      else this.hold(event.code, false);
+    });
     window.addEventListener("blur", () => this.letGo());
     document.addEventListener("visibilitychange", () => { if (document.hidden) this.letGo(); });
   }

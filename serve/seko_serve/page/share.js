@@ -5,6 +5,8 @@ import { base, find, key } from "./frame.js";
 /** The session that the page's address shows, and its token; null on a page of one's own. */
 export const WATCHED = /^#watch=([\w-]+)\.([\w-]+)$/.exec(location.hash);
 
+addEventListener("hashchange", () => location.reload()); // another link, for which a browser keeps the page
+
 const LOOPBACK = /^(localhost|127\.[\d.]+|\[::1\])$/;
 
 /** Let the button Share open its sheet, with a link to the session whose id `session()` says. */
