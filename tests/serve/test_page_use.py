@@ -389,6 +389,33 @@ def test_a_session_that_ended_behind_another_tab_leaves_the_next_one_to_its_view
         assert "play" not in page.value("said")
 
 
+def test_who_comes_back_to_a_dead_socket_finds_the_session_live_again(start: Starter) -> None:
+    with playing(start) as (_, page):
+        page.value(HIDDEN.format("true"))
+        page.until(f"{STATE} === 'Paused'")
+        page.value(
+            "window.send = WebSocket.prototype.send; WebSocket.prototype.send = function (data) "
+            "{ window.lost = true; }; true"
+        )
+        page.value(HIDDEN.format("false"))
+        page.until("window.lost")
+        page.value("WebSocket.prototype.send = window.send, true")
+        lose_connection(page)
+        page.value("window.WebSocket = Counted, true")
+        page.until(f"{STATE} === 'Live'")
+
+
+def test_a_tab_that_is_shown_and_hidden_at_once_stays_paused(start: Starter) -> None:
+    with playing(start) as (server, page):
+        page.value(HIDDEN.format("true"))
+        page.until(f"{STATE} === 'Paused'")
+        page.value(f"{HIDDEN.format('false')}; {HIDDEN.format('true')}")
+        page.value("new Promise((done) => setTimeout(done, 500))")
+        assert all(session.paused for session in server.manager.sessions.values())
+        page.value(HIDDEN.format("false"))
+        page.until(f"{STATE} === 'Live'")
+
+
 def test_a_session_that_opens_behind_another_tab_waits_for_its_viewer(start: Starter) -> None:
     server = start()
     held = held_opening(server)

@@ -367,16 +367,12 @@ function told(message) {
     showPaused(message.paused);
     if (lastPainted) lastPainted = performance.now();
     measure();
-    if (paused && hiddenPause && !document.hidden) goOn();
+    if (!paused) hiddenPause = false;
+    heedSight(); // it was shown or hidden while the answer was under way
     if (paused) player.postMessage({ stop: true });
     if (paused) sound?.stop();
     else sound?.start();
   }
-}
-
-/** Go on after a pause of the page's own. Where the socket is lost, the message `state` of the next one calls this again. */
-function goOn() {
-  if (control("play")) hiddenPause = false;
 }
 
 function showPaused(on) {
@@ -666,7 +662,7 @@ function heedSight() { // nobody sees it: the row need not run
   if (!begun || sound || recorder || WATCHED) return;
   if (document.hidden && !paused) hiddenPause = true;
   if (!hiddenPause || !connection.isOpen) return; // `ready` of the next socket calls this again
-  if (!document.hidden) goOn();
+  if (!document.hidden) control("play"); // may be lost with its socket: the pause is the page's until `state` ends it
   else if (!paused) control("pause");
 }
 document.addEventListener("visibilitychange", heedSight);
