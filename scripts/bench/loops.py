@@ -65,7 +65,7 @@ class Bench(FullModelBench):
     def shape(self, config: VideoBuild) -> str:
         """Return what rows call a build."""
         s, passes = config.workload.stream, len(config.workload.schedule.timesteps)
-        cache = "exact cache" if config.lossless else "fp4 cache"
+        cache = "exact cache" if config.workload.kv_scheme == config.exact_scheme else "fp4 cache"
         cache += ", fp8 matmuls" if config.target.fp8 else ""
         cache += ", resident window" if config.target.resident_window else ""
         if s.rolling:
