@@ -110,7 +110,7 @@ def compiled_in_background(
         progress(COMPILING, 0, len(pieces), in_background=_Watch(futures, by_cost, workdir, workers))
 
         def wait_for_engines() -> dict[str, float]:
-            _raise_for_start(started)
+            started.result()
             seconds, lacking = _wait_for_all(futures, progress)
             pool.shutdown()  # idle workers hold GPU memory, too
             if lacking:
@@ -153,17 +153,6 @@ def _starter() -> Iterator[Callable[[Callable[[], None]], Future[None]]]:
     finally:
         with held_signals():
             threads.shutdown()
-
-
-def _raise_for_start(started: Future[None]) -> None:
-    """Wait until the workers are started; MachineError if they cannot be."""
-    fault = started.exception()
-    if isinstance(fault, EOFError | OSError | BrokenExecutor):  # the server or a worker was killed
-        raise MachineError(
-            f"the processes that compile engines did not start: {fault_text(fault)}; end other programs if memory is "
-            "short"
-        ) from fault
-    started.result()
 
 
 def start_worker_server(backend: ExportBackend) -> None:
@@ -343,11 +332,21 @@ def _workers_starting() -> Iterator[None]:
 
     SIGINT is blocked in this thread, because processes that it starts inherit the block: a terminal sends Ctrl-C to
     the whole process group, and only this process should react.
+
+    Raises
+    ------
+    MachineError
+        If the processes cannot be started, or are killed meanwhile.
     """
     with held_signals():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
+        except (EOFError, OSError, BrokenExecutor) as fault:
+            raise MachineError(
+                f"the processes that compile engines did not start: {fault_text(fault)}; end other programs if memory "
+                "is short"
+            ) from fault
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,10 +133,11 @@ def test_a_signal_waits_until_the_thread_that_starts_workers_has_ended() -> None
     "fault", [EOFError("unexpected EOF"), BrokenProcessPool("died"), OSError(12, "no memory")]
 )
 def test_workers_that_do_not_start_are_the_machines_fault(fault: Exception) -> None:
-    started: Future[None] = Future()
-    started.set_exception(fault)
-    with pytest.raises(MachineError, match=r"did not start: .*(EOF|died|memory)"):
-        workers._raise_for_start(started)
+    with (
+        pytest.raises(MachineError, match=r"did not start: .*(EOF|died|memory)"),
+        workers._workers_starting(),
+    ):
+        raise fault
 
 
 def test_a_full_disk_below_a_librarys_own_fault_is_the_systems(
