@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 LINES_SAID = 20  # of stderr, in the error of a child that failed
+
+
+def without_caches(folder: Path) -> dict[str, str]:
+    """Return the environment with empty caches of compilers, which are made in a folder."""
+    environ = os.environ | {
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+    }
+    environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    return environ
 
 
 def last_json(*arguments: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:

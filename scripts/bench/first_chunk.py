@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from scripts.bench.built import build_once, checkpoint
-from scripts.bench.children import last_json
+from scripts.bench.children import last_json, without_caches
 from scripts.bench.rows import append_row
 
 PRESET = "self-forcing-1.3b"
@@ -58,8 +57,7 @@ def build(weights: Path, scheme: str, artifact: Path, rows: Path | None) -> dict
     """
     arguments = ("--preset", PRESET, "--kv", scheme, "-o", str(artifact), "--force", "--json")
     with TemporaryDirectory(prefix="seko-cold-") as cold:
-        environ = os.environ | {"XDG_CACHE_HOME": cold, "TRITON_CACHE_DIR": f"{cold}/triton"}
-        environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+        environ = without_caches(Path(cold))
         report = last_json("-m", "seko_export", "build", str(weights), *arguments, environ=environ)
     print(json.dumps(report), flush=True)
     if rows is None:

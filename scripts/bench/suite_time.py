@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from scripts.bench.children import without_caches
 from scripts.bench.rows import append_row
 
 ROOT = Path(__file__).parents[2]
@@ -73,9 +74,8 @@ def run(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="seko-suite-") as work:
         clone = Path(work, "seko")
         subprocess.run(["git", "clone", "--quiet", "--local", str(ROOT), str(clone)], check=True)
-        environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+        environment = without_caches(Path(work))
         environment.setdefault("SEKO_PYTHON", str(ROOT / ".venv" / "bin" / "python"))
-        environment["XDG_CACHE_HOME"] = str(Path(work, "cache"))
         cores = {"cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 1)}
         quickstart = timed(QUICKSTART, clone, environment)
         again = timed(QUICKSTART, clone, environment)  # finds the artifact and replays it
