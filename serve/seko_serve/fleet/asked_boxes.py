@@ -95,6 +95,13 @@ class AskedBoxes:
         missing may only not have written its entry again yet."""
         return time.monotonic() - self._silent_at < LEASE_S
 
+    def missing(self, what: str, message: str) -> ServeError:
+        """Return the error for something that no box has: `not_found` with a message, or `full` while the directory is
+        `settling`."""
+        if self.settling:
+            return ServeError("full", f"a box that may have {what} is not known yet", retry_after=AGAIN_S)
+        return ServeError("not_found", message)
+
     def failed(self) -> None:
         """Record that a call of the directory failed."""
         self._silent_at = time.monotonic()

@@ -355,9 +355,7 @@ class Gateway:
             return passed(refused)
         if not several:  # as when the directory has forgotten them, too
             raise ServeError("full", "no box answers", retry_after=AGAIN_S)
-        if self._boxes.settling:
-            raise ServeError("full", "a box that may have the session is not known yet", retry_after=AGAIN_S)
-        raise ServeError("not_found", "there is no such session")
+        raise self._boxes.missing("the session", "there is no such session")
 
     # -- models ------------------------------------------------------------------------------------------------
 

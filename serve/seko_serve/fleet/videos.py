@@ -110,16 +110,12 @@ class FleetVideos:
             noted = next((box.name for box, answer in answers if answer.status < 400), "")
             if not noted and len(answers) < len(known):
                 raise ServeError("full", "a box that may have the video does not answer", retry_after=AGAIN_S)
-            if not noted and (not known or self._boxes.settling):
-                raise ServeError(
-                    "full", "a box that may have the video is not known yet", retry_after=AGAIN_S
-                )
+            if not known:
+                raise ServeError("full", "no box answers", retry_after=AGAIN_S)
             if noted:
                 with suppress(DirectoryError):  # the next request looks again
                     await directory.note(name, noted)
         box = await self._boxes.named(noted)
         if box is None:
-            if self._boxes.settling:
-                raise ServeError("full", "the video's box is not known yet", retry_after=AGAIN_S)
-            raise ServeError("not_found", "there is no such video, or its box has ended")
+            raise self._boxes.missing("the video", "there is no such video, or its box has ended")
         return box
