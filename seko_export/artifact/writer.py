@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -62,13 +63,19 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> tuple[
 
 def hash_files(folder: Path) -> dict[str, FileEntry]:
     """Return SHA-256 and size of every file below ``folder`` except the manifest, by its relative name."""
-    entries: dict[str, FileEntry] = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path != folder / "manifest.json":
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            entries[path.relative_to(folder).as_posix()] = FileEntry(digest, path.stat().st_size)
-    return entries
+    files = [
+        path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / "manifest.json"
+    ]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        entries = threads.map(_hashed, files)
+        return {
+            path.relative_to(folder).as_posix(): entry for path, entry in zip(files, entries, strict=True)
+        }
+
+
+def _hashed(path: Path) -> FileEntry:
+    with path.open("rb") as file:
+        return FileEntry(hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size)
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
