@@ -111,7 +111,9 @@ def build_artifact(
         probing = environment.probing_compiler() if maker.host_code else nullcontext()
         with (
             probing as probed,
-            compiled_in_background(config, maker, folder, progress) as wait_for_engines,
+            compiled_in_background(
+                config, maker, folder, progress, beside=workload.call_kernels(config) if goldens else None
+            ) as wait_for_engines,
         ):
             for note in (*source.notes, *_on_codes(source, config), *workload.notes(config)):
                 progress(note, 0, 1)

@@ -23,10 +23,11 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import TypeVar
 
 from seko_export.backends.base import EngineMaker, ExportBackend
 from seko_export.config.build import BuildConfig
@@ -40,6 +41,8 @@ from seko_export.host.workshop import workshop
 from seko_runtime.format.manifest import ENGINES_FOLDER
 from seko_runtime.host.end_signals import held_signals
 from seko_runtime.host.faults import fault_text, told_by_the_system
+
+T = TypeVar("T")
 
 COMPILING = "compiling the engines"
 # Beginnings of environment variables that modules, libraries or Python read once.
@@ -57,7 +60,12 @@ _SLOW_COST = (
 
 @contextmanager
 def compiled_in_background(
-    config: BuildConfig, backend: ExportBackend, artifact: Path, progress: Progress
+    config: BuildConfig,
+    backend: ExportBackend,
+    artifact: Path,
+    progress: Progress,
+    *,
+    beside: Callable[[], None] | None = None,
 ) -> Iterator[Callable[[], dict[str, float]]]:
     """Context manager that compiles every engine in child processes while its block runs.
 
@@ -73,6 +81,9 @@ def compiled_in_background(
         Function that is called with the number of finished engines while the caller waits. Before the caller waits,
         ``progress`` is called once with a function that returns a sentence on the engines that are being compiled
         beside the caller's own steps.
+    beside : callable, optional
+        Function that one more process calls before engines are compiled, and that can be pickled. The process ends
+        with the call. Too little GPU memory for the call is no error.
 
     Yields
     ------
@@ -98,11 +109,20 @@ def compiled_in_background(
         output = artifact / engine_file(name, suffix, folder)
         return pool.submit(_make_and_move, backend.compile_piece, config, name, workplace, output)
 
-    with workshop("seko-") as workdir, _worker_pool(backend, workers) as pool, _starter() as starter:
+    with (
+        workshop("seko-") as workdir,
+        _worker_pool(backend, workers) as pool,
+        _worker_pool(backend, 1) if beside else nullcontext() as beside_pool,
+        _starter() as starter,
+    ):
         futures: dict[Future[float], str] = {}
+        called: list[Future[None]] = []
 
         def start() -> None:  # waits for the server's imports
             with _workers_starting():
+                if beside and beside_pool:
+                    called.append(beside_pool.submit(_call_beside, beside))
+                    called[0].add_done_callback(lambda _: beside_pool.shutdown(wait=False))
                 for name in by_cost:
                     futures[submitted(pool, name, workdir / name)] = name
 
@@ -112,6 +132,8 @@ def compiled_in_background(
         def wait_for_engines() -> dict[str, float]:
             started.result()
             seconds, lacking = _wait_for_all(futures, progress)
+            for call in called:
+                _result_of(call, "call beside the engines")
             pool.shutdown()  # idle workers hold GPU memory, too
             if lacking:
                 with _worker_pool(backend, 1) as lone_pool:
@@ -119,7 +141,7 @@ def compiled_in_background(
                         progress(f"compiling {name} again, alone: GPU memory was short", number, len(lacking))
                         with _workers_starting():
                             future = submitted(lone_pool, name, workdir / f"{name}-alone")
-                        seconds[name] = _seconds_of(future, name)
+                        seconds[name] = _result_of(future, f"engine {name!r}")
             return seconds
 
         yield wait_for_engines
@@ -226,6 +248,19 @@ def _make_and_move(
     raise error
 
 
+def _call_beside(call: Callable[[], None]) -> None:
+    """Call a function in a worker process. An exception is returned as text, as that of a compiler is."""
+    try:
+        call()
+    except Exception as fault:
+        if lacks_gpu_memory(fault):
+            return
+        error = ExportError(f"the call beside the engines failed: {type(fault).__name__}: {fault}")
+    else:
+        return
+    raise error
+
+
 class _GpuMemoryError(MachineError):
     """The GPU had too little free memory to compile an engine."""
 
@@ -250,19 +285,19 @@ def _wait_for_all(
         for future in done:
             name = futures[future]
             try:
-                seconds[name] = _seconds_of(future, name)
+                seconds[name] = _result_of(future, f"engine {name!r}")
             except _GpuMemoryError:
                 lacking.append(name)
     return seconds, lacking
 
 
-def _seconds_of(future: Future[float], name: str) -> float:
-    """Return the seconds that an engine took; raise the error of an engine that failed."""
+def _result_of(future: Future[T], what: str) -> T:
+    """Return the result of a worker's call; raise the error of a call that failed."""
     fault = future.exception()
     if isinstance(fault, ExportError | OSError):  # `whole_folder` understands a full disk's
         raise fault
     if fault is not None:  # a worker that was killed
-        raise ExportError(f"engine {name!r} did not compile: {fault}") from fault
+        raise ExportError(f"{what} did not compile: {fault}") from fault
     return future.result()
 
 

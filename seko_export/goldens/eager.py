@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -27,6 +27,14 @@ def eager_engine(piece: Piece) -> Engine:
     engine."""
     module = FlatModule(piece)
     return lambda inputs: module(*inputs)
+
+
+def call_on_zeros(pieces: Iterable[Piece], device: str) -> None:
+    """Call the modules of engines once on zeros. Triton's kernels of these modules are then in its cache, for a process
+    that records with them."""
+    with torch.no_grad():
+        for piece in pieces:
+            FlatModule(piece)(*piece.example_inputs(device))
 
 
 def eager_manifest(config: BuildConfig, weights: Mapping[str, Tensor]) -> Manifest:

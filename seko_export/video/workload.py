@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -248,6 +249,12 @@ class VideoExport(ExportWorkload["VideoBuild"]):
         eager = {**weights, **_exact_weights(config, weights, checkpoint)}
         return record(config.as_batch, eager, progress, ids)
 
+    def call_kernels(self, config: VideoBuild) -> Callable[[], None] | None:
+        """Return what calls the layers of a build with fused kernels on its own GPU: the exact model calls none."""
+        if not config.target.fused or config.target.eager_device != "cuda":
+            return None
+        return partial(_call_layers, config.as_batch)
+
     def uncalibrated(self, config: VideoBuild) -> Mapping[str, Tensor]:
         """Return a quantised cache's scales for channels whose values lie in [-1, 1]."""
         from seko_export.video.calibration import uncalibrated_scales
@@ -344,6 +351,14 @@ def _exact_weights(
         return {}
     exact = family_of(config).weights(_exact_pieces(config, known), checkpoint)
     return {name: tensor for name, tensor in exact if name not in known}
+
+
+def _call_layers(config: VideoBuild) -> None:
+    from seko_export.goldens.eager import call_on_zeros
+
+    role = video_family_of(config).cache_probe(config).role
+    layers = (piece for piece in graph_of(config).pieces.values() if piece.key.role == role)
+    call_on_zeros(layers, config.target.eager_device)
 
 
 def _exact_pieces(config: VideoBuild, known: Container[str]) -> dict[str, Piece]:

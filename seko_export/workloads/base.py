@@ -10,7 +10,7 @@ workload of the build.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -270,6 +270,12 @@ class ExportWorkload(ABC, Generic[Build]):
         progress : callable
             Function that is called at every step of the recording, to show progress.
         """
+
+    def call_kernels(self, config: Build) -> Callable[[], None] | None:
+        """Return a function that can be pickled and calls the kernels that `record` needs late, so that a process of
+        its own compiles them while `record` runs the exact model; None: there are none."""
+        del config
+        return None
 
     def uncalibrated(self, config: Build) -> Mapping[str, Tensor]:
         """Return stand-ins for the weights that `record` calibrates, for a build with random weights and without
