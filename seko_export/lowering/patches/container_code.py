@@ -3,17 +3,19 @@
 The compiler puts torch's container (the C functions that a loader calls, and the class behind them) into the source of
 each engine. The container is the same text in each engine, and takes the C++ compiler 5 of the 9 s of an engine's host
 code. The patch compiles the container's text to a separate object file in the compiler's private cache. The source of
-an engine then only declares the container. The object files of the engine and of the container are linked into the
-object file that torch asked for.
+an engine then only declares the container, and is compiled at the same time. The object files of the engine and of the
+container are linked into the object file that torch asked for.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -92,14 +94,22 @@ def _compiled_in_two(cmd_line: str, cwd: str, run: Callable[[str, str], None]) -
         # gives equal bytes.
         run(shlex.join([*adapted, f"-ffile-prefix-map={target.parent}=seko"]), cwd)
 
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        own_object, fresh = Path(work, "own.o"), Path(work, "container.o")
+    cached_object = folder / f"{digest}.o"
+
+    def compile_container(fresh: Path) -> None:
+        with cached_object.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(
+                lock, fcntl.LOCK_EX
+            )  # of the processes that compile a build's engines one compiles it
+            if not cached_object.exists():
+                compile_to(container, fresh)
+                os.replace(fresh, cached_object)
+
+    with tempfile.TemporaryDirectory(dir=folder) as work, ThreadPoolExecutor(1) as beside:
+        own_object = Path(work, "own.o")
+        compiled = beside.submit(compile_container, Path(work, "container.o"))
         compile_to(own, own_object)
-        cached_object = folder / f"{digest}.o"
-        if not cached_object.exists():
-            compile_to(container, fresh)
-            # another build may write the same file at the same time, with equal bytes
-            os.replace(fresh, cached_object)
+        compiled.result()
         link = [command[0], "-r", "-nostdlib", "-o", command[target_at], str(own_object), str(cached_object)]
         run(shlex.join(link), cwd)
     return True

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 import torch._inductor.config
-from torch._inductor import codegen
+from torch._inductor import codegen, cpp_builder
 
 from seko_export.lowering.patches.container_code import PATCH, split_source
+from seko_export.lowering.patches.patch import replaced
 
 INTERFACE = '#include <a.h>\n#include <vector>\nextern "C" int made();\n'
 
@@ -44,6 +47,33 @@ def test_another_device_has_another_container():
 
 def test_a_source_without_the_interface_stays_whole():
     assert split_source("int run();", INTERFACE) is None
+
+
+def test_of_engines_that_are_compiled_at_the_same_time_one_compiles_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    interface = Path(codegen.__path__[0], "aoti_runtime", "interface.cpp").read_text()
+    both_begun = threading.Barrier(2, timeout=60)
+    ran: list[str] = []
+
+    def compiled(command: str, _: str) -> None:
+        target = Path(command.partition(" -o ")[2].split()[0])
+        if target.name == "own.o":
+            both_begun.wait()
+        ran.append(target.name)
+        target.touch()
+
+    def compile_engine(name: str) -> None:
+        source = tmp_path / f"{name}.wrapper.cpp"
+        source.write_text(f"#include <cpu.h>\n{interface}\nint run();\n")
+        cpp_builder.run_compile_cmd(f"g++ {source} -c -o {tmp_path / name}.o", str(tmp_path))
+
+    with replaced(cpp_builder, run_compile_cmd=compiled), PATCH.apply(), ThreadPoolExecutor(2) as engines:
+        compile_both = [engines.submit(compile_engine, name) for name in ("block", "head")]
+        for engine in compile_both:
+            engine.result()
+    assert sorted(ran) == ["block.o", "container.o", "head.o", "own.o", "own.o"]
 
 
 @pytest.mark.slow
