@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from seko_export.media.sources import MediaSources
 from seko_export.workloads.base import BuildResult
 from seko_export.workloads.registry import workload_of
 from seko_runtime.format.manifest import ENGINES_FOLDER, MANIFEST_FILE, Manifest, Weight
-from seko_runtime.format.whole_files import check_alone, check_folder_place, whole_folder
+from seko_runtime.format.whole_files import check_alone, check_folder_place, sync_folder, whole_folder
 from seko_runtime.host.faults import fault_text
 
 
@@ -112,7 +113,7 @@ def build_artifact(
         with (
             probing as probed,
             compiled_in_background(
-                config, maker, folder, progress, beside=workload.call_kernels(config) if goldens else None
+                config, maker, folder, progress, beside=workload.kernel_compiler(config) if goldens else None
             ) as wait_for_engines,
         ):
             for note in (*source.notes, *_on_codes(source, config), *workload.notes(config)):
@@ -146,7 +147,7 @@ def build_artifact(
             else:
                 scales |= workload.uncalibrated(config)
             progress("writing the weights", 0, 1)
-            weights = write_weights(folder, (tensors | scales).items())
+            weights = write_weights(folder, tensors | scales)
             write_sbom(folder, config.model.name, _cuda(config), maker.packages, source.adapters)
             # kernels of a backend that nothing was measured with have no tiles of their own for a GPU
             workload.write_files(folder, config, media, measured=not maker.capabilities.unmeasured)
@@ -167,7 +168,9 @@ def build_artifact(
             digest = hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
         else:
             progress("verifying in a new process", 0, 1)
-            report = _verify(verify)
+            with ThreadPoolExecutor(1) as beside:  # so that the build's end need not wait for the disk
+                beside.submit(sync_folder, folder)
+                report = _verify(verify)
             digest = str(report["digest"])
     sizes = {name: entry.size for name, entry in manifest.files.items()}
     result = BuildResult(

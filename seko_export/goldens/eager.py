@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +16,7 @@ from seko_export.artifact.writer import save_tensors
 from seko_export.backends import EAGER
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import FlatModule, Piece, dtype_name
+from seko_export.lowering.patches.patch import replaced
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.backends.memory import Memory
 from seko_runtime.format.manifest import Manifest, Weight
@@ -29,10 +33,24 @@ def eager_engine(piece: Piece) -> Engine:
     return lambda inputs: module(*inputs)
 
 
-def call_on_zeros(pieces: Iterable[Piece], device: str) -> None:
-    """Call the modules of engines once on zeros. Triton's kernels of these modules are then in its cache, for a process
-    that records with them."""
-    with torch.no_grad():
+def compile_kernels(pieces: Iterable[Piece], device: str) -> None:
+    """Compile the Triton kernels that modules of engines call, several at a time, and run none of them. The kernels are
+    then in Triton's cache, for a process that records with these modules. Meant for a process of its own."""
+    import triton
+    from triton.runtime.jit import JITFunction
+
+    launch = JITFunction.run
+
+    def compile_only(*arguments: Any, warmup: bool, **options: Any) -> Any:
+        del warmup
+        return launch(*arguments, warmup=True, **options)
+
+    with (
+        replaced(JITFunction, run=compile_only),
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads,
+        triton.AsyncCompileMode(threads),
+        torch.no_grad(),
+    ):
         for piece in pieces:
             FlatModule(piece)(*piece.example_inputs(device))
 

@@ -249,11 +249,11 @@ class VideoExport(ExportWorkload["VideoBuild"]):
         eager = {**weights, **_exact_weights(config, weights, checkpoint)}
         return record(config.as_batch, eager, progress, ids)
 
-    def call_kernels(self, config: VideoBuild) -> Callable[[], None] | None:
-        """Return what calls the layers of a build with fused kernels on its own GPU: the exact model calls none."""
+    def kernel_compiler(self, config: VideoBuild) -> Callable[[], None] | None:
+        """Return what compiles the layers' kernels of a build for this machine's GPU: the exact model calls none."""
         if not config.target.fused or config.target.eager_device != "cuda":
             return None
-        return partial(_call_layers, config.as_batch)
+        return partial(_compile_kernels, config.as_batch)
 
     def uncalibrated(self, config: VideoBuild) -> Mapping[str, Tensor]:
         """Return a quantised cache's scales for channels whose values lie in [-1, 1]."""
@@ -353,12 +353,12 @@ def _exact_weights(
     return {name: tensor for name, tensor in exact if name not in known}
 
 
-def _call_layers(config: VideoBuild) -> None:
-    from seko_export.goldens.eager import call_on_zeros
+def _compile_kernels(config: VideoBuild) -> None:
+    from seko_export.goldens.eager import compile_kernels
 
     role = video_family_of(config).cache_probe(config).role
     layers = (piece for piece in graph_of(config).pieces.values() if piece.key.role == role)
-    call_on_zeros(layers, config.target.eager_device)
+    compile_kernels(layers, config.target.eager_device)
 
 
 def _exact_pieces(config: VideoBuild, known: Container[str]) -> dict[str, Piece]:

@@ -271,9 +271,9 @@ class ExportWorkload(ABC, Generic[Build]):
             Function that is called at every step of the recording, to show progress.
         """
 
-    def call_kernels(self, config: Build) -> Callable[[], None] | None:
-        """Return a function that can be pickled and calls the kernels that `record` needs late, so that a process of
-        its own compiles them while `record` runs the exact model; None: there are none."""
+    def kernel_compiler(self, config: Build) -> Callable[[], None] | None:
+        """Return a function that can be pickled and compiles the kernels that `record` calls only after the exact
+        model, so that a process of its own compiles them meanwhile; None: there are none."""
         del config
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from scripts.bench.children import last_json
 from scripts.random_checkpoint import write_random_checkpoint
 from seko_export.build_steps import build_artifact
 from seko_export.config.model import ModelConfig
@@ -27,6 +29,7 @@ from seko_export.media.sources import MediaSources
 from seko_export.media.wan_vae.modules import VaeDecode
 from seko_export.video import bounds as golden_bounds
 from seko_export.video import recording as golden
+from seko_export.video.workload import VideoExport
 from seko_runtime import OpenArtifact, open_artifact
 from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae
 from tests.support.stacked import open_stacked
@@ -168,6 +171,45 @@ def test_fused_layers_of_full_width_are_as_near_to_the_exact_track_as_plain_ones
     known = golden.record(plain, tensors, lambda *_: None).error_vs_exact
     for ours, theirs in zip(fused.kv["error_vs_exact"], known, strict=True):
         assert ours <= theirs + more
+
+
+_COMPILED = """
+import json, sys
+import triton
+from pathlib import Path
+from tests.export import test_gpu
+
+compiled = []
+triton.knobs.compilation.listener = lambda *, src, cache_hit, **_: cache_hit or compiled.append(src.name)
+test_gpu.use_kernels(sys.argv[1], Path(sys.argv[2]))
+print(json.dumps(compiled))
+"""
+
+
+def test_a_recording_finds_the_kernels_that_another_process_has_compiled(tmp_path: Path) -> None:
+    """Those of the layers: what stands before and behind them has its own variant of the norm."""
+    needs_fp8()
+    environ = {"TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    beside, recording = (
+        last_json("-c", _COMPILED, what, str(tmp_path / "model.pt"), environ=os.environ | environ)
+        for what in ("compile", "record")
+    )
+    assert {"kv_write_kernel", "attention_hopper_kernel"} < set(beside)
+    assert set(recording) <= {"row_norm_kernel"}
+
+
+def use_kernels(what: str, checkpoint: Path) -> None:
+    """Compile the kernels of a recording, or record, in a process of the test above."""
+    wide = dataclasses.replace(model(), dim=256, heads=2)
+    config = gpu_config("fp4", batch=1).changed(model=wide, fused=True, attention="fp8")
+    if what == "compile":
+        compiler = VideoExport().kernel_compiler(config)
+        assert compiler is not None
+        compiler()
+        return
+    write_random_checkpoint(checkpoint, wide, format="self-forcing", seed=0, dtype=torch.float32)
+    tensors = dict(model_weights(make_pieces(config), load_checkpoint(checkpoint, wide)))
+    golden.record(config, tensors | config.workload.schedule.tables(config.workload.stream), lambda *_: None)
 
 
 def test_rows_at_different_chunks_agree_with_rows_that_started_together(fp4_artifact: Path) -> None:

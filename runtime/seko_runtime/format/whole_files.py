@@ -63,7 +63,7 @@ def whole_folder(output_path: Path, *, replace: bool) -> Iterator[Path]:
         with disk_faults(output_path, folder):
             yield folder
             _open_to_readers(folder)
-            _sync(folder)
+            sync_folder(folder)
             _name_folder(folder, output_path, replace=replace)
             for path in (output_path, *parents):
                 _sync_path(path.parent)
@@ -109,7 +109,7 @@ def whole_path(output_path: Path, *, replace: bool, beside: Path | None = None) 
         disk_faults(output_path, hidden),
     ):
         yield hidden / _NEW
-        _sync(hidden / _NEW)
+        sync_folder(hidden / _NEW)
         _name_file(hidden / _NEW, output_path, replace=replace)
         for path in (output_path, *parents):
             _sync_path(path.parent)
@@ -381,7 +381,8 @@ def _open_to_readers(folder: Path) -> None:
         path.chmod(mode if path.is_dir() else mode & 0o666)
 
 
-def _sync(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Have the disk keep what is written: a folder with all that is in it, or a file."""
     paths = (path, *path.rglob("*"))
     for path in (*(p for p in paths if p.is_file()), *(p for p in paths if p.is_dir())):
         _sync_path(path)
