@@ -22,7 +22,7 @@ from seko_export.artifact.sbom import write_sbom
 from seko_export.artifact.writer import hash_files, write_weights
 from seko_export.backends import export_backend
 from seko_export.backends.base import BuildContext, ExportBackend
-from seko_export.backends.workers import compiled_in_background
+from seko_export.backends.workers import compiled_in_background, kernels_compiled_in_background
 from seko_export.checkpoints.load import Checkpoint
 from seko_export.checkpoints.sources import AS_STORED, LoadOptions, MergedLora
 from seko_export.config.build import BuildConfig
@@ -112,9 +112,10 @@ def build_artifact(
         probing = environment.probing_compiler() if maker.host_code else nullcontext()
         with (
             probing as probed,
-            compiled_in_background(
-                config, maker, folder, progress, beside=workload.kernel_compiler(config) if goldens else None
-            ) as wait_for_engines,
+            kernels_compiled_in_background(
+                maker, workload.kernel_compiler(config) if goldens else None
+            ) as wait_for_kernels,
+            compiled_in_background(config, maker, folder, progress) as wait_for_engines,
         ):
             for note in (*source.notes, *_on_codes(source, config), *workload.notes(config)):
                 progress(note, 0, 1)
@@ -130,7 +131,7 @@ def build_artifact(
                 probed()
             recording, scales, engine_s = None, dict[str, Tensor](), dict[str, float]()
             if goldens:
-                record = partial(workload.record, config, tensors, source, media, progress)
+                record = partial(workload.record, config, tensors, source, media, progress, wait_for_kernels)
                 try:
                     recording = record()
                 except Exception as fault:

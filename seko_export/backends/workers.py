@@ -23,7 +23,7 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -64,8 +64,6 @@ def compiled_in_background(
     backend: ExportBackend,
     artifact: Path,
     progress: Progress,
-    *,
-    beside: Callable[[], None] | None = None,
 ) -> Iterator[Callable[[], dict[str, float]]]:
     """Context manager that compiles every engine in child processes while its block runs.
 
@@ -81,9 +79,6 @@ def compiled_in_background(
         Function that is called with the number of finished engines while the caller waits. Before the caller waits,
         ``progress`` is called once with a function that returns a sentence on the engines that are being compiled
         beside the caller's own steps.
-    beside : callable, optional
-        Function that one more process calls before engines are compiled, and that can be pickled. The process ends
-        with the call. Too little GPU memory for the call is no error.
 
     Yields
     ------
@@ -109,20 +104,11 @@ def compiled_in_background(
         output = artifact / engine_file(name, suffix, folder)
         return pool.submit(_make_and_move, backend.compile_piece, config, name, workplace, output)
 
-    with (
-        workshop("seko-") as workdir,
-        _worker_pool(backend, workers) as pool,
-        _worker_pool(backend, 1) if beside else nullcontext() as beside_pool,
-        _starter() as starter,
-    ):
+    with workshop("seko-") as workdir, _worker_pool(backend, workers) as pool, _starter() as starter:
         futures: dict[Future[float], str] = {}
-        called: list[Future[None]] = []
 
         def start() -> None:  # waits for the server's imports
             with _workers_starting():
-                if beside and beside_pool:
-                    called.append(beside_pool.submit(_call_beside, beside))
-                    called[0].add_done_callback(lambda _: beside_pool.shutdown(wait=False))
                 for name in by_cost:
                     futures[submitted(pool, name, workdir / name)] = name
 
@@ -132,8 +118,6 @@ def compiled_in_background(
         def wait_for_engines() -> dict[str, float]:
             started.result()
             seconds, lacking = _wait_for_all(futures, progress)
-            for call in called:
-                _result_of(call, "call beside the engines")
             pool.shutdown()  # idle workers hold GPU memory, too
             if lacking:
                 with _worker_pool(backend, 1) as lone_pool:
@@ -145,6 +129,41 @@ def compiled_in_background(
             return seconds
 
         yield wait_for_engines
+
+
+@contextmanager
+def kernels_compiled_in_background(
+    backend: ExportBackend, compile_kernels: Callable[[], None] | None
+) -> Iterator[Callable[[], None]]:
+    """Context manager that calls a function, which can be pickled, in a process of its own while its block runs. With
+    None there is nothing to call.
+
+    Yields
+    ------
+    callable
+        Function that waits until the kernels are compiled. If the GPU had too little free memory, some are not.
+
+    Raises
+    ------
+    ExportError
+        If the kernels cannot be compiled.
+    """
+    if compile_kernels is None:
+        yield lambda: None
+        return
+    with _worker_pool(backend, 1) as pool, _starter() as starter:
+
+        def start() -> Future[None]:
+            with _workers_starting():
+                return pool.submit(_call, compile_kernels)
+
+        started = starter(start)
+
+        def wait_for_kernels() -> None:
+            _result_of(started.result(), "kernels of the recording")
+            pool.shutdown(wait=False)  # an idle worker holds GPU memory
+
+        yield wait_for_kernels
 
 
 @contextmanager
@@ -166,7 +185,7 @@ def _worker_pool(backend: ExportBackend, workers: int) -> Iterator[ProcessPoolEx
 
 
 @contextmanager
-def _starter() -> Iterator[Callable[[Callable[[], None]], Future[None]]]:
+def _starter() -> Iterator[Callable[[Callable[[], T]], Future[T]]]:
     """Yield a function that runs another one in a thread. The thread has ended when the block is left, also if signals
     come: a worker that it starts later would not be ended."""
     threads = ThreadPoolExecutor(1, "seko-workers")
@@ -248,14 +267,14 @@ def _make_and_move(
     raise error
 
 
-def _call_beside(call: Callable[[], None]) -> None:
+def _call(call: Callable[[], None]) -> None:
     """Call a function in a worker process. An exception is returned as text, as that of a compiler is."""
     try:
         call()
     except Exception as fault:
         if lacks_gpu_memory(fault):
             return
-        error = ExportError(f"the call beside the engines failed: {type(fault).__name__}: {fault}")
+        error = ExportError(f"kernels of the recording did not compile: {type(fault).__name__}: {fault}")
     else:
         return
     raise error

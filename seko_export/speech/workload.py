@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -181,8 +181,10 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
         checkpoint: WeightSource,
         media: MediaSources,
         progress: Progress,
+        wait_for_kernels: Callable[[], None],
     ) -> SpeechRecord:
         """Record the results of a prompt and its first steps."""
+        del wait_for_kernels  # no other process compiles them
         import torch
 
         from seko_export.speech.recording import record

@@ -145,7 +145,11 @@ class Record:
 
 
 def record(
-    config: VideoBuild, weights: Mapping[str, Tensor], progress: Progress, ids: Tensor | None = None
+    config: VideoBuild,
+    weights: Mapping[str, Tensor],
+    progress: Progress,
+    ids: Tensor | None = None,
+    wait_for_kernels: Callable[[], None] = lambda: None,
 ) -> Record:
     """Run the eager model and record two chunks: the first chunk of the stream, and the first chunk that evicts a frame
     from the cache.
@@ -160,6 +164,8 @@ def record(
         Function that is called for every chunk, to show progress.
     ids : Tensor, optional
         Token ids of `GOLDEN_PROMPT`, [1, text tokens] int64; without token ids the text is random numbers.
+    wait_for_kernels : callable
+        Function that is called before any of Seko's kernels of the layers.
 
     Returns
     -------
@@ -178,6 +184,7 @@ def record(
     exact = run_eager(
         exact_config, on_device, text, seeds, chunks, progress, None if lossless else statistics
     )
+    wait_for_kernels()
     scales: dict[str, Tensor] = {}
     first = other = exact
     if not lossless:

@@ -238,6 +238,7 @@ class VideoExport(ExportWorkload["VideoBuild"]):
         checkpoint: WeightSource,
         media: MediaSources,
         progress: Progress,
+        wait_for_kernels: Callable[[], None],
     ) -> Record:
         """Record two chunks; for a quantised cache first calibrate the scales, on the model with an exact cache."""
         from seko_export.video.media import prompt_ids
@@ -247,7 +248,7 @@ class VideoExport(ExportWorkload["VideoBuild"]):
         if config.target.fp8:  # of a large model as long as reading it the first time
             progress("reading the weights of the exact model", 0, 1)
         eager = {**weights, **_exact_weights(config, weights, checkpoint)}
-        return record(config.as_batch, eager, progress, ids)
+        return record(config.as_batch, eager, progress, ids, wait_for_kernels)
 
     def kernel_compiler(self, config: VideoBuild) -> Callable[[], None] | None:
         """Return what compiles the layers' kernels of a build for this machine's GPU: the exact model calls none."""

@@ -254,6 +254,7 @@ class ExportWorkload(ABC, Generic[Build]):
         checkpoint: WeightSource,
         media: MediaSources,
         progress: Progress,
+        wait_for_kernels: Callable[[], None],
     ) -> Recording:
         """Run the eager model, calibrate weights such as cache scales, and return the recorded results (goldens).
 
@@ -269,6 +270,8 @@ class ExportWorkload(ABC, Generic[Build]):
             Files of the models around the main model, such as text encoder and VAE.
         progress : callable
             Function that is called at every step of the recording, to show progress.
+        wait_for_kernels : callable
+            Function that waits until what `kernel_compiler` returned has compiled its kernels.
         """
 
     def kernel_compiler(self, config: Build) -> Callable[[], None] | None:

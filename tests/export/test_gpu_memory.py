@@ -16,7 +16,7 @@ import torch
 
 from seko_export import BuildOptions, build, build_steps
 from seko_export.backends import workers
-from seko_export.backends.workers import _Watch, compiled_in_background
+from seko_export.backends.workers import _Watch, compiled_in_background, kernels_compiled_in_background
 from seko_export.errors import ExportError, MachineError
 from seko_export.host.gpu_memory import lacks_gpu_memory
 from seko_export.host.progress import silent
@@ -76,12 +76,10 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def compile_all(
-    folder: Path, compile_piece: Callable[..., None], beside: Callable[[], None] | None = None
-) -> dict[str, float]:
+def compile_all(folder: Path, compile_piece: Callable[..., None]) -> dict[str, float]:
     maker: Any = SimpleNamespace(form=None, suffix=".pt2", compile_piece=compile_piece)
     config: Any = None
-    with compiled_in_background(config, maker, folder, silent, beside=beside) as wait_for_engines:
+    with compiled_in_background(config, maker, folder, silent) as wait_for_engines:
         return wait_for_engines()
 
 
@@ -103,24 +101,23 @@ def test_engines_that_lacked_gpu_memory_are_compiled_again_alone(tmp_path: Path,
 
 
 @pytest.mark.parametrize("fault", [None, RuntimeError("CUDA out of memory"), RuntimeError("no such kernel")])
-def test_a_call_beside_the_engines_may_lack_gpu_memory_and_nothing_else(
-    tmp_path: Path, pools: list[str], fault: Exception | None
+def test_kernels_of_a_recording_may_lack_gpu_memory_and_nothing_else(
+    pools: list[str], fault: Exception | None
 ) -> None:
-    calls: list[str] = []
+    maker: Any = None
 
-    def call() -> None:
-        calls.append("called")
+    def compile_kernels() -> None:
+        pools.append("called")
         if fault is not None:
             raise fault
 
-    def compile_piece(_: object, __: object, path: Path) -> None:
-        path.touch()
-
-    refused = pytest.raises(ExportError, match=r"^the call beside .* failed: RuntimeError: no such kernel$")
-    with refused if str(fault) == "no such kernel" else nullcontext():
-        compile_all(tmp_path, compile_piece, beside=call)
-    assert calls == ["called"]
-    assert pools.count("pool of 1") == 1
+    refused = pytest.raises(ExportError, match=r"^kernels of the recording did not .*: no such kernel$")
+    with (
+        kernels_compiled_in_background(maker, compile_kernels) as wait_for_kernels,
+        refused if str(fault) == "no such kernel" else nullcontext(),
+    ):
+        wait_for_kernels()
+    assert pools[:2] == ["pool of 1", "called"]
 
 
 def test_an_engine_that_lacks_gpu_memory_alone_ends_the_build(tmp_path: Path, pools: list[str]) -> None:
@@ -160,8 +157,8 @@ def test_goldens_that_lack_gpu_memory_are_recorded_when_all_engines_are_compiled
     compiled, record = build_steps.compiled_in_background, VideoExport.record
 
     @contextmanager
-    def noted(*arguments: Any, **options: Any) -> Iterator[Callable[[], dict[str, float]]]:
-        with compiled(*arguments, **options) as wait_for_engines:
+    def noted(*arguments: Any) -> Iterator[Callable[[], dict[str, float]]]:
+        with compiled(*arguments) as wait_for_engines:
 
             def wait_and_note() -> dict[str, float]:
                 assert held[0]() is None  # the first attempt's tensors are gone

@@ -102,15 +102,10 @@ def programs_as_they_are() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _made_here(
-    config: BuildConfig,
-    backend: ExportBackend,
-    artifact: Path,
-    progress: Progress,
-    *,
-    beside: Callable[[], None] | None = None,
+    config: BuildConfig, backend: ExportBackend, artifact: Path, progress: Progress
 ) -> Iterator[Callable[[], dict[str, float]]]:
     """As `compiled_in_background`: the engines are made when they are waited for, in threads of their own."""
-    del progress, beside
+    del progress
     folder, suffix = backend.form or (ENGINES_FOLDER, backend.suffix)
     (artifact / folder).mkdir()
 

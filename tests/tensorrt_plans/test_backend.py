@@ -196,7 +196,7 @@ def test_a_build_turns_its_forms_into_plans_and_leaves_no_form(
     monkeypatch.setattr(VideoExport, "record", lambda *_: recording)
 
     @contextmanager
-    def beside(config: Any, maker: Any, artifact: Path, _: Any, **__: Any) -> Iterator[Any]:
+    def beside(config: Any, maker: Any, artifact: Path, _: Any) -> Iterator[Any]:
         folder, suffix = maker.form
         (artifact / folder).mkdir()
         for name in ("noise", "advance"):

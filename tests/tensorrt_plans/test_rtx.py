@@ -246,7 +246,7 @@ def test_an_artifact_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch: pyt
     """The whole build, but for the processes that translate its pieces: those forms are there."""
 
     @contextmanager
-    def beside(config: VideoBuild, maker: Any, artifact: Path, _: Any, **__: Any) -> Iterator[Any]:
+    def beside(config: VideoBuild, maker: Any, artifact: Path, _: Any) -> Iterator[Any]:
         folder, suffix = maker.form
         (artifact / folder).mkdir()
         for name in graph_of(config).pieces:
