@@ -148,7 +148,7 @@ def build_artifact(
             else:
                 scales |= workload.uncalibrated(config)
             progress("writing the weights", 0, 1)
-            weights = write_weights(folder, tensors | scales)
+            weights = write_weights(folder, (tensors | scales).items())
             write_sbom(folder, config.model.name, _cuda(config), maker.packages, source.adapters)
             # kernels of a backend that nothing was measured with have no tiles of their own for a GPU
             workload.write_files(folder, config, media, measured=not maker.capabilities.unmeasured)

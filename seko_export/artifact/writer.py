@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,22 +17,19 @@ from torch import Tensor
 from seko_export.engines.piece import dtype_name
 from seko_runtime.format.manifest import FileEntry, Weight
 
-# Small enough that a machine hashes and uploads as many shards at a time as it has cores, and of a large model few
-# enough to be open at the same time.
-SHARD_BYTES = 64 * 2**20
-MOST_SHARDS = 128
+SHARD_BYTES = 256 * 2**20  # small enough that a machine hashes and uploads several shards at the same time
 
 
-def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[Weight, ...]:
-    """Write tensors as safetensors shards of about `SHARD_BYTES`, or about `MOST_SHARDS` larger ones, and return their
-    table.
+def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> tuple[Weight, ...]:
+    """Write tensors as safetensors shards of about `SHARD_BYTES` and return their table.
 
     Parameters
     ----------
     folder : Path
         Folder of the artifact.
-    tensors : mapping of str to Tensor
-        CPU tensors by name, in order of use.
+    tensors : iterable of str and Tensor
+        CPU tensors by name, in order of use. The tensors are consumed shard by shard, so that memory holds one shard at
+        a time.
 
     Returns
     -------
@@ -52,10 +49,9 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[Weight, 
         shards += 1
         shard.clear()
 
-    most = max(SHARD_BYTES, sum(tensor.nbytes for tensor in tensors.values()) // MOST_SHARDS)
     size = 0
-    for name, tensor in tensors.items():
-        if shard and size + tensor.nbytes > most:
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > SHARD_BYTES:
             flush()
             size = 0
         shard[name] = tensor

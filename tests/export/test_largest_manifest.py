@@ -10,7 +10,6 @@ import pytest
 
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
-from seko_export.artifact.writer import MOST_SHARDS, SHARD_BYTES
 from seko_export.backends import export_backend
 from seko_export.config.media import TextEncoderConfig
 from seko_export.config.pool import PoolConfig
@@ -26,6 +25,7 @@ from seko_runtime.format.manifest import FileEntry, Weight
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 
+SHARD_BYTES = 256 << 20
 FIVE = Schedule.warped((1000.0, 800.0, 600.0, 400.0, 200.0))
 
 
@@ -59,12 +59,12 @@ def described(config: VideoBuild) -> VideoManifest:
                 )
                 shape = (passes, *rows) if indexed else argument.shape
                 weights[name] = Weight(name, shape, dtype_name(argument.dtype))
-    shard, most = 0, max(SHARD_BYTES, sum(weight.nbytes for weight in weights.values()) // MOST_SHARDS)
+    shard = 0
     sizes: dict[str, int] = {}
     for name, weight in weights.items():
         file = f"weights/{shard:05d}.safetensors"
         sizes[file] = sizes.get(file, 0) + weight.nbytes
-        shard += sizes[file] > most
+        shard += sizes[file] > SHARD_BYTES
         weights[name] = replace(weight, file=file)
     manifest = describe(config, export_backend("aoti"), tuple(weights.values()), {})
     paths = {entry.file: sizes.get(entry.file, 1 << 24) for entry in (*manifest.weights, *manifest.engines)}

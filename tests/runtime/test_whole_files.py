@@ -140,7 +140,7 @@ def test_a_full_disk(small_disk):
         pytest.raises(DiskError, match="no space left for"),
         whole_folder(goal, replace=False) as f,
     ):
-        write_weights(f, {"weight": too_much})
+        write_weights(f, [("weight", too_much)])
     assert names(small_disk) == []
     with (
         pytest.raises(DiskError, match="no space left for"),
@@ -179,7 +179,7 @@ def test_readers_get_what_the_umask_gives(tmp_path):
         try:
             with whole_folder(goal, replace=False) as folder:
                 fill(folder)
-                write_weights(folder, {"weight": torch.zeros(1)})
+                write_weights(folder, [("weight", torch.zeros(1))])
         finally:
             os.umask(before)
         assert stat.S_IMODE(goal.stat().st_mode) == folders
