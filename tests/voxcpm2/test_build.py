@@ -323,7 +323,7 @@ def test_lossy_caches_and_weights_are_compared_with_exact_ones(
     weights = dict(family.weights(graph_of(config).pieces, checkpoint)) | dict(
         family.tables(config, checkpoint)
     )
-    recording = WORKLOAD.record(config, weights, checkpoint, resolved.media, silent)
+    recording = WORKLOAD.record(config, weights, checkpoint, resolved.media, silent, lambda: None)
     assert 0 < max(recording.error_vs_exact.values()) < worst_error
     assert recording.bounds == LEAST[torch.float32]
     assert recording.rounding.keys() == recording.results.keys() - {golden.VOICE_LATENTS, golden.STOP_LOGITS}
