@@ -106,6 +106,46 @@ def test_a_letter_that_is_changed_is_sent_whole(start: Starter) -> None:
         )
 
 
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What sessions were given to say, as it comes."""
+    pieces: list[str] = []
+    control = LiveSession.control
+
+    def heard(session: LiveSession, taken: Control) -> None:
+        pieces.extend([taken.fields["text"]] if taken.type == "text" else [])
+        control(session, taken)
+
+    monkeypatch.setattr(LiveSession, "control", heard)
+    return pieces
+
+
+def test_a_word_is_said_when_it_is_finished_or_nothing_more_is_written(
+    start: Starter, said: list[str]
+) -> None:
+    with open_page(f"{start(opener).url}/") as page:
+        listen(page)
+        for written in ("h", "hul", "hal", "hallo", "hallo j", "hallo ja"):
+            page.value(
+                f"document.getElementById('text').value = '{written}';"
+                "document.getElementById('text').dispatchEvent(new Event('input')), true"
+            )
+        until(lambda: "".join(said) == "hallo ja", "all words are said")
+        assert said == ["hallo ", "ja"]
+
+
+def test_drafts_of_an_input_method_are_not_said(start: Starter, said: list[str]) -> None:
+    with open_page(f"{start(opener).url}/") as page:
+        listen(page)
+        page.value("document.getElementById('text').focus()")
+        for draft in ("h", "ほ", "本"):
+            page.call("Input.imeSetComposition", text=draft, selectionStart=1, selectionEnd=1)
+        page.call("Input.insertText", text="本")
+        page.call("Input.insertText", text="も")
+        until(lambda: len(said) > 1, "both letters are said")
+        assert said == ["本", "も"]
+
+
 def test_what_is_written_while_the_connection_is_lost_is_said_later(
     start: Starter,
 ) -> None:
@@ -125,17 +165,7 @@ def test_what_is_written_while_the_connection_is_lost_is_said_later(
         page.until("Number(document.body.dataset.samples || 0) > 0")
 
 
-def test_what_is_sent_into_a_dead_socket_is_said_when_it_is_back(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    control = LiveSession.control
-
-    def heard(session: LiveSession, taken: Control) -> None:
-        said.extend([taken.fields["text"]] if taken.type == "text" else [])
-        control(session, taken)
-
-    monkeypatch.setattr(LiveSession, "control", heard)
+def test_what_is_sent_into_a_dead_socket_is_said_when_it_is_back(start: Starter, said: list[str]) -> None:
     with open_page(f"{start(opener).url}/") as page:
         page.value(COUNT_SOCKETS)
         listen(page)

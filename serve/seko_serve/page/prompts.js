@@ -97,7 +97,8 @@ export class PromptField {
   constructor(field, left) {
     Object.assign(this, { field, sent: [], at: 0 });
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      if (event.isComposing) return; // keys of an input method
+      if (event.key === "Enter" && !event.shiftKey) {
         event.preventDefault();
         if (!event.repeat) field.form.requestSubmit(); // a key that is held asks once
       }

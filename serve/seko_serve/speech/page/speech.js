@@ -9,10 +9,14 @@ import { dataUrl } from "./uploads.js";
 
 const BUFFER = 8; // chunks that may come before they are heard
 const BARS = 320, SAVE_TRIES = 10;
+const PAUSE_MS = 1000; // of who writes, until an unfinished word is said
+// Behind one of these a word is finished: a space, a mark or a letter of a script that has no spaces.
+const FINISHES = /[\s、。，！？：；\p{Script=Han}\p{Script=Hira}\p{Script=Kana}\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Mymr}]/gu;
 
 let model, connection, sound, voice, begun = false, trying;
 let sent = ""; // of the text: what the server was sent
 const unheard = new Map(); // by id, what no receipt came of: the text that was sent before it, and whether it ended
+let pause; // of who writes: a timer
 let written; // when the piece was sent whose sound has not come
 let samples = 0, started = false;
 let waiting = []; // chunks that came and were not heard: { chunk, end } in microseconds
@@ -197,8 +201,8 @@ function draw() {
   });
 }
 
-/** Send what was written since the last piece. Where the text before it was changed, it begins anew with the change. */
-function write(last = false) {
+/** Send the words that were written since the last piece, or all letters. Where the text before it was changed, it begins anew with the change. */
+function write(last = false, all = last) {
   if (!begun || WATCHED) return;
   if (!connection.isOpen) { // a socket that comes back sends what was written meanwhile
     if (last) complain(AWAY);
@@ -209,12 +213,14 @@ function write(last = false) {
   while (same < sent.length && same < text.length && sent[same] === text[same]) same += 1;
   if (same && /[\ud800-\udbff]/.test(text[same - 1])) same -= 1; // half of a letter
   if (same < sent.length) sent = text.slice(0, Math.max(same, text.lastIndexOf(" ", same) + 1));
-  const piece = text.slice(sent.length);
+  let end = text.length;
+  if (!all) for (end = 0; FINISHES.test(text);) end = FINISHES.lastIndex;
+  const piece = text.slice(sent.length, end);
   if (!piece && !last) return;
   const letters = [...piece], most = model.limits.text_letters;
   for (let at = 0; at < Math.max(1, letters.length); at += most) {
-    const part = letters.slice(at, at + most).join(""), end = last && at + most >= letters.length;
-    unheard.set(connection.send("text", { text: part, ...(end && { last: true }) }), { before: sent, end });
+    const part = letters.slice(at, at + most).join(""), ends = last && at + most >= letters.length;
+    unheard.set(connection.send("text", { text: part, ...(ends && { last: true }) }), { before: sent, ends });
     sent += part;
   }
   written ??= performance.now();
@@ -225,13 +231,23 @@ function writeAgain() {
   const [first, ...others] = unheard.values();
   unheard.clear();
   if (first) sent = first.before;
-  write([first, ...others].some((one) => one?.end));
+  writeOn([first, ...others].some((one) => one?.ends));
 }
 
-find("text").addEventListener("input", () => {
-  if (connection) write();
-  else if (!trying) attempted(start); // what waits in line sends the whole text when it gets in
-});
+/** Send what is finished now, and the rest when nothing more is written for a moment. */
+function writeOn(last = false) {
+  write(last);
+  clearTimeout(pause);
+  pause = setTimeout(() => write(false, true), PAUSE_MS);
+}
+
+for (const kind of ["input", "compositionend"]) {
+  find("text").addEventListener(kind, (event) => {
+    if (event.isComposing) return; // a draft of an input method
+    if (connection) writeOn();
+    else if (!trying) attempted(start); // what waits in line sends the whole text when it gets in
+  });
+}
 find("dock").addEventListener("submit", (event) => {
   event.preventDefault();
   if (!trying) attempted(start);
