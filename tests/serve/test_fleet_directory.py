@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_serve.fleet import directory as directory_module
-from seko_serve.fleet.choice import FRESH_S, KnownBoxes, in_order
+from seko_serve.fleet.choice import FRESH_S, LOST_S, KnownBoxes, in_order
 from seko_serve.fleet.config import FleetConfig, ModelConfig
 from seko_serve.fleet.directory import (
     LEASE_S,
@@ -328,6 +328,19 @@ def test_what_was_sent_to_a_box_counts_until_its_row_does() -> None:
     assert known.promised(1.0 + 2 * directory_module.BEAT_S) == {BOX.name: 0}
     known.remove(BOX.name)
     assert [row.name for row in known.rows] == ["other"]
+
+
+def test_a_model_whose_boxes_went_while_they_accepted_is_lost_for_a_while() -> None:
+    known = KnownBoxes()
+    other, third = replace(BOX, name="b", model="other"), replace(BOX, name="c", model="third")
+    known.update([BOX, other, third], 0.0)
+    known.update([BOX, other, replace(third, accepts=False)], 1.0)
+    assert known.lost(1.0) == []
+    known.update([BOX], 2.0)
+    assert known.lost(2.0) == [other]  # the third ended as it said
+    assert known.lost(1.0 + LOST_S) == []
+    known.update([BOX, replace(other, name="d")], 3.0)
+    assert known.lost(3.0) == []
 
 
 async def test_the_simulation_counts_the_commands_that_redis_gets(redis_server: RedisServer) -> None:

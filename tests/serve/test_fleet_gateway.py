@@ -120,6 +120,22 @@ async def test_a_retired_box_takes_no_new_session_and_keeps_those_of_its_digest(
         assert refused.value.kind.code == "full"
 
 
+async def test_a_model_whose_boxes_have_failed_is_neither_unknown_nor_another(fleet: Fleet) -> None:
+    await fleet.box()
+    directory = fleet._open_directory()  # for a box that need not run
+    other = BoxFacts("other", "ws://b:1", "http://b:1", "group", "other", "digest", 1, 1, 0, 0, True)
+    await directory.announce(other)
+    await asyncio.sleep(2 * choice.FRESH_S)
+    both = await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT})
+    assert both[0] == 400
+    await directory.withdraw(other.name)
+    await asyncio.sleep(2 * choice.FRESH_S)
+    unnamed = await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT})
+    assert (unnamed[0], unnamed[1]["error"]["message"]) == (both[0], both[1]["error"]["message"])
+    named = await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT, "model": other.model})
+    assert (named[0], named[1]["error"]["code"]) == (503, "full")
+
+
 async def test_videos_models_and_what_is_not_there(fleet: Fleet) -> None:
     assert (await ask(fleet, "/ready"))[0] == 503
     assert (await ask(fleet, "/v1/sessions", "POST", {}))[0] == 503

@@ -125,16 +125,20 @@ class AskedBoxes:
         ------
         ServeError
             If no box has the model or the requested kind of output, or if several models would fit and none is named.
+            The error of a model whose boxes have just failed is `full`.
         """
         known = await self.known()
+        lost = [box for box in self._rows.lost(time.monotonic()) if box.group not in self.retired]
         if known and model is not None and all(box.model != model for box in known):
+            if any(box.model == model for box in lost):
+                raise ServeError("full", "the boxes of this model do not answer", retry_after=AGAIN_S)
             raise ServeError("not_found", "no box has this model")
         name = None if model is None else str(model)
         boxes = in_order(known, self.promised(), model=name, kind=kind, retired=self.retired, dice=self.dice)
         if kind is not None and not boxes and any(box.kind != kind for box in known):
             raise ServeError("unsupported", f"no artifact of this fleet makes {kind}")
-        models = sorted({box.model for box in boxes})
-        if len(models) > 1:
+        models = sorted({box.model for box in (*boxes, *lost) if kind in (None, box.kind)})
+        if name is None and len(models) > 1:
             raise ServeError("bad_request", f"model is missing, expected one of {', '.join(models)}")
         return boxes
 

@@ -10,6 +10,7 @@ from random import Random
 from seko_serve.fleet.directory import BEAT_S, BoxFacts
 
 FRESH_S = 0.25  # for which the rows of boxes are kept
+LOST_S = 120.0  # after which a model without a box is not expected back: a box needs less to start
 TRIED = 3  # boxes that a request is sent to, one after another
 
 
@@ -27,6 +28,7 @@ class KnownBoxes:
         self.rows: list[BoxFacts] = []
         self._read_at = float("-inf")
         self._sent: defaultdict[str, list[float]] = defaultdict(list)  # times, by the box's name
+        self._accepting: dict[str, tuple[BoxFacts, float]] = {}  # by model, a box that accepted, and when
 
     def stale(self, now: float) -> bool:
         """Return whether the entries must be read again at the time ``now``, in seconds."""
@@ -40,6 +42,17 @@ class KnownBoxes:
             if before.get(box.name) != box:
                 self._sent.pop(box.name, None)
         self.rows, self._read_at = rows, now
+        for model in {box.model for box in rows}:  # one whose boxes end is not lost
+            self._accepting.pop(model, None)
+        self._accepting |= {box.model: (box, now) for box in rows if box.accepts}
+
+    def lost(self, now: float) -> list[BoxFacts]:
+        """Return a former entry for each model whose boxes have all gone while they accepted sessions, and not long
+        ago: they are started again."""
+        there = {box.model for box in self.rows}
+        return [
+            box for model, (box, at) in self._accepting.items() if model not in there and now - at < LOST_S
+        ]
 
     def sent(self, box: str, now: float) -> None:
         """Record that a session was sent to a box."""
