@@ -524,6 +524,18 @@ def test_a_microphone_that_is_taken_away_is_off(start: Starter) -> None:
         assert page.value("document.getElementById('microphone').title") == "Speak"
 
 
+def test_a_voice_that_ends_while_the_socket_is_lost_holds_nothing_up(start: Starter) -> None:
+    with playing(start, talk_opener, options=FAKE_DEVICES) as (_, page):
+        page.click("microphone")
+        page.until("Number(document.body.dataset.heard || 0) > 0.05")
+        lose_connection(page)
+        page.click("microphone")
+        page.until("document.getElementById('microphone').title === 'Speak'")
+        page.value("window.WebSocket = Counted, true")
+        page.until(f"{STATE} === 'Live'")
+        page.until(f"{FRAMES} > {page.value(FRAMES)} + 30")
+
+
 def test_a_microphone_moves_a_portrait_that_was_silent(start: Starter) -> None:
     heard = "Number(document.body.dataset.heard || 0)"
     with playing(start, talk_opener, options=FAKE_DEVICES) as (_, page):

@@ -28,6 +28,7 @@ const source = new SourcePlayer(find("source"), (told) => heed(told));
 let player = worker, screen = find("video");
 
 let model, connection, sound, microphone, recorder;
+let spoke = false, sending = 0; // whether this session was sent a voice; files of sound that are being sent
 let paused = false, hiddenPause = false, muted = false, begun = false;
 let trying; // what gives up the try to open a session that goes on
 let wells = [], wellsDrawn = ""; // and their descriptions
@@ -297,6 +298,7 @@ async function enter(prompt, signal) {
 }
 
 function listen(to) {
+  spoke = false;
   to.addEventListener("media", ({ detail: { media, data } }) => {
     if (to !== connection) return;
     if (media.sound) sound?.take(media);
@@ -341,6 +343,7 @@ function told(message) {
     settle();
     measure();
     changes.resend();
+    if (again && spoke && !microphone && !sending) connection.send("audio_end"); // the voice's end may have been lost
     if (keyed()) { // they may have changed meanwhile
       if (again || pad.held.size) connection.send("control", held());
       gamepads.tellAgain();
@@ -553,8 +556,14 @@ async function take(file, well = wells.find(({ url }) => !url) ?? wells[0]) {
     if (begun) {
       const mine = connection; // its end is the voice's, too
       if (!mine.isOpen) throw new Error(AWAY);
-      const seconds = await sendFile(file, model.limits, (samples, last) => mine.sendVoice(samples, last));
-      find("voice-name").textContent = `${file.name}, ${seconds.toFixed(0)} s`;
+      spoke = true;
+      sending += 1;
+      try {
+        const seconds = await sendFile(file, model.limits, (samples, last) => mine.sendVoice(samples, last));
+        find("voice-name").textContent = `${file.name}, ${seconds.toFixed(0)} s`;
+      } finally {
+        sending -= 1;
+      }
     } else {
       voice = { file, url: await dataUrl(file, model.limits.voice_bytes) };
       find("voice-name").textContent = file.name;
@@ -592,6 +601,7 @@ find("microphone").onclick = () => attempted(async () => {
     await stopSpeaking();
   } else {
     const mine = microphone = new Microphone();
+    spoke = true;
     try {
       await mine.start((samples) => { if (!paused) connection?.sendVoice(samples); }, () => attempted(async () => {
         await stopSpeaking();
