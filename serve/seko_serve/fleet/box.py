@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 
 from seko_serve.errors import ServeError
 from seko_serve.fleet.directory import (
@@ -103,11 +104,11 @@ class Box:
         finally:
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
-            try:
-                await self._directory.withdraw(self.name)
-                await self._directory.close()
-            except DirectoryError as error:
-                _LOG.warning("%s", error)
+            for leave in (partial(self._directory.withdraw, self.name), self._directory.close):
+                try:
+                    await leave()
+                except DirectoryError as error:
+                    _LOG.warning("%s", error)
 
     def stop(self) -> None:
         """Make `serve` save all sessions, close their sockets and end; any thread may call `stop`."""

@@ -26,6 +26,7 @@ WRITERS = 2  # threads that write and read snapshots
 LAST_WRITES_S = 10.0
 OLD_S = 60.0  # between two looks for files that are too old
 TOKEN_S = 2.0  # for which a client that comes back waits until its new token is saved
+MOST_UNUSED = 1_000  # sessions whose taken record is kept until they begin
 AGAIN_S = 2.0  # after which a client tries again when the store cannot be read
 TAKEN = "another process has taken the session over"
 ResultT = TypeVar("ResultT")
@@ -197,6 +198,8 @@ class Saving:
             return saved.take_over(record)
 
         self._unused[record.session] = taken = await self._run(own)
+        if len(self._unused) > MOST_UNUSED:  # openings that failed, and were not tried again
+            del self._unused[next(iter(self._unused))]
         return taken
 
     async def read(self, record: Record) -> Saved:
