@@ -60,10 +60,7 @@ _SLOW_COST = (
 
 @contextmanager
 def compiled_in_background(
-    config: BuildConfig,
-    backend: ExportBackend,
-    artifact: Path,
-    progress: Progress,
+    config: BuildConfig, backend: ExportBackend, artifact: Path, progress: Progress
 ) -> Iterator[Callable[[], dict[str, float]]]:
     """Context manager that compiles every engine in child processes while its block runs.
 

@@ -98,9 +98,7 @@ def _compiled_in_two(cmd_line: str, cwd: str, run: Callable[[str, str], None]) -
 
     def compile_container(fresh: Path) -> None:
         with cached_object.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(
-                lock, fcntl.LOCK_EX
-            )  # of the processes that compile a build's engines one compiles it
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one of a build's processes compiles it
             if not cached_object.exists():
                 compile_to(container, fresh)
                 os.replace(fresh, cached_object)
