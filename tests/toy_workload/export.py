@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -218,9 +218,10 @@ class ToyExport(ExportWorkload[BuildConfig]):
         checkpoint: WeightSource,
         media: MediaSources,
         progress: Progress,
+        wait_for_kernels: Callable[[], None],
     ) -> ToyRecording:
         """Record what the eager net says of some words."""
-        del checkpoint, media
+        del checkpoint, media, wait_for_kernels
         progress("recording goldens", 0, 1)
         manifest = eager_manifest(config, weights)
         engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
