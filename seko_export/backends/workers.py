@@ -99,7 +99,8 @@ def compiled_in_background(
 
     def submitted(pool: ProcessPoolExecutor, name: str, workplace: Path) -> Future[float]:
         output = artifact / engine_file(name, suffix, folder)
-        return pool.submit(_make_and_move, backend.compile_piece, config, name, workplace, output)
+        make = backend.compile_piece
+        return pool.submit(_in_worker, _engine(name), _make_and_move, make, config, name, workplace, output)
 
     with workshop("seko-") as workdir, _worker_pool(backend, workers) as pool, _starter() as starter:
         futures: dict[Future[float], str] = {}
@@ -122,7 +123,7 @@ def compiled_in_background(
                         progress(f"compiling {name} again, alone: GPU memory was short", number, len(lacking))
                         with _workers_starting():
                             future = submitted(lone_pool, name, workdir / f"{name}-alone")
-                        seconds[name] = _result_of(future, f"engine {name!r}")
+                        seconds[name] = _result_of(future, _engine(name))
             return seconds
 
         yield wait_for_engines
@@ -148,16 +149,18 @@ def kernels_compiled_in_background(
     if compile_kernels is None:
         yield lambda: None
         return
+    what = "kernels of the recording"
     with _worker_pool(backend, 1) as pool, _starter() as starter:
 
         def start() -> Future[None]:
             with _workers_starting():
-                return pool.submit(_call, compile_kernels)
+                return pool.submit(_in_worker, what, compile_kernels)
 
         started = starter(start)
 
         def wait_for_kernels() -> None:
-            _result_of(started.result(), "kernels of the recording")
+            with suppress(_GpuMemoryError):
+                _result_of(started.result(), what)
             pool.shutdown(wait=False)  # an idle worker holds GPU memory
 
         yield wait_for_kernels
@@ -238,43 +241,39 @@ def make_engine(make: EngineMaker, config: BuildConfig, name: str, path: Path) -
 def _make_and_move(
     make: EngineMaker | None, config: BuildConfig, name: str, workplace: Path, output_path: Path
 ) -> float:
-    """Make the file of one engine in a worker process. A compiler's exception is returned as text, since it may not be
+    """Make the file of one engine in a worker process."""
+    if make is None:
+        raise ExportError("this backend runs pieces as they are and makes no engine files")
+    workplace.mkdir()
+    package = workplace / output_path.name
+    with told_by_the_system():
+        seconds = make_engine(make, config, name, package)
+    shutil.move(package, output_path)
+    return seconds
+
+
+def _in_worker(what: str, call: Callable[..., T], *arguments: object) -> T:
+    """Call a function in a worker process. A compiler's exception is returned as text, since it may not be
     picklable."""
     try:
-        if make is None:
-            raise ExportError("this backend runs pieces as they are and makes no engine files")
-        workplace.mkdir()
-        package = workplace / output_path.name
-        with told_by_the_system():
-            seconds = make_engine(make, config, name, package)
-        shutil.move(package, output_path)
-        return seconds
+        return call(*arguments)
     except (ExportError, OSError):  # exceptions of these classes can be pickled
         raise
     except Exception as fault:
         if lacks_gpu_memory(fault):
             error: ExportError = _GpuMemoryError(
-                f"engine {name!r} did not compile, because GPU memory was short: {fault_text(fault)}; end other "
-                "programs on the GPU, or build something smaller"
+                f"{what} did not compile, because GPU memory was short: {fault_text(fault)}; end other programs on "
+                "the GPU, or build something smaller"
             )
         else:
-            error = ExportError(f"engine {name!r} did not compile: {type(fault).__name__}: {fault}")
+            error = ExportError(f"{what} did not compile: {type(fault).__name__}: {fault}")
     # Behind the handler, because within it the error would hold the fault, whose traceback holds tensors.
     release_gpu_memory()
     raise error
 
 
-def _call(call: Callable[[], None]) -> None:
-    """Call a function in a worker process. An exception is returned as text, as that of a compiler is."""
-    try:
-        call()
-    except Exception as fault:
-        if lacks_gpu_memory(fault):
-            return
-        error = ExportError(f"kernels of the recording did not compile: {type(fault).__name__}: {fault}")
-    else:
-        return
-    raise error
+def _engine(name: str) -> str:
+    return f"engine {name!r}"
 
 
 class _GpuMemoryError(MachineError):
@@ -301,7 +300,7 @@ def _wait_for_all(
         for future in done:
             name = futures[future]
             try:
-                seconds[name] = _result_of(future, f"engine {name!r}")
+                seconds[name] = _result_of(future, _engine(name))
             except _GpuMemoryError:
                 lacking.append(name)
     return seconds, lacking
