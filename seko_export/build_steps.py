@@ -169,7 +169,7 @@ def build_artifact(
             digest = hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
         else:
             progress("verifying in a new process", 0, 1)
-            with ThreadPoolExecutor(1) as beside:  # so that the build's end need not wait for the disk
+            with ThreadPoolExecutor(1) as beside:  # the end, which tells what fails, waits less
                 beside.submit(sync_folder, folder)
                 report = _verify(verify)
             digest = str(report["digest"])
