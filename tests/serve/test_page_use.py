@@ -13,11 +13,10 @@ import pytest
 
 from tests.runtime import toy_whole
 
-from .browser import HELD_DEVICES, Page, open_page
+from .browser import Page, open_page
 from .conftest import Starter
 from .held import held_opening
 from .pages import (
-    FAKE_DEVICES,
     FRAMES,
     IS_ERROR,
     LINES,
@@ -31,7 +30,7 @@ from .pages import (
     playing,
     wait_until_empty,
 )
-from .toys import film_opener, game_opener, shown_opener, talk_opener, world_opener
+from .toys import game_opener, shown_opener, talk_opener, world_opener
 
 pytestmark = [pytest.mark.usefixtures("quick"), NEEDS_BROWSER]
 # A tab that comes to the front, or goes to the back.
@@ -488,61 +487,3 @@ def test_the_picture_lets_the_mouse_go_where_a_button_is_offered(played: Page) -
     hold_mouse(played)
     lose_connection(played)
     played.until("!document.pointerLockElement")
-
-
-def test_a_microphone_is_off_when_its_session_has_ended_and_the_button_says_so(start: Starter) -> None:
-    with playing(start, talk_opener, options=FAKE_DEVICES) as (_, page):
-        page.click("microphone")
-        page.until("document.getElementById('microphone').title === 'Stop speaking'")
-        page.click("stop")
-        assert page.value("document.getElementById('microphone').title") == "Speak"
-
-
-GONE = "inputs[0].getTracks()[0].stop(), inputs[0].getTracks()[0].dispatchEvent(new Event('ended')), true"
-
-
-def test_a_camera_that_is_taken_away_is_off(start: Starter) -> None:
-    with open_page(f"{start(film_opener).url}/", *FAKE_DEVICES) as page:
-        page.value(f"{HELD_DEVICES}; allow(), true")
-        page.until("!document.getElementById('start').disabled")
-        page.click("webcam")
-        page.until("document.getElementById('webcam').title === 'Camera off'")
-        play(page)
-        page.value(GONE)
-        page.until(f"{STATE} === 'The camera is gone'")
-        assert page.value("document.getElementById('webcam').title") == "Camera on"
-
-
-def test_a_microphone_that_is_taken_away_is_off(start: Starter) -> None:
-    with open_page(f"{start(talk_opener).url}/", *FAKE_DEVICES) as page:
-        page.value(f"{HELD_DEVICES}; allow(), true")
-        play(page)
-        page.click("microphone")
-        page.until("document.getElementById('microphone').title === 'Stop speaking'")
-        page.value(GONE)
-        page.until(f"{STATE} === 'The microphone is gone'")
-        assert page.value("document.getElementById('microphone').title") == "Speak"
-
-
-def test_a_voice_that_ends_while_the_socket_is_lost_holds_nothing_up(start: Starter) -> None:
-    with playing(start, talk_opener, options=FAKE_DEVICES) as (_, page):
-        page.click("microphone")
-        page.until("Number(document.body.dataset.heard || 0) > 0.05")
-        lose_connection(page)
-        page.click("microphone")
-        page.until("document.getElementById('microphone').title === 'Speak'")
-        page.value("window.WebSocket = Counted, true")
-        page.until(f"{STATE} === 'Live'")
-        page.until(f"{FRAMES} > {page.value(FRAMES)} + 30")
-
-
-def test_a_microphone_moves_a_portrait_that_was_silent(start: Starter) -> None:
-    heard = "Number(document.body.dataset.heard || 0)"
-    with playing(start, talk_opener, options=FAKE_DEVICES) as (_, page):
-        assert page.value(heard) < 0.01
-        page.click("microphone")
-        page.until("document.getElementById('microphone').getAttribute('aria-pressed') === 'true'")
-        page.until(f"{heard} > 0.05")  # the browser's own beeps
-        page.click("microphone")
-        page.until(f"{FRAMES} > {page.value(FRAMES)} + 30")  # it ends, and the portrait is silent again
-        assert page.problems == []
