@@ -7,7 +7,10 @@ what trained ones do.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
+import os
+import sysconfig
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,6 +44,7 @@ print(json.dumps({"total_s": done - begin, "open_s": opened - begin, "session_s"
 
 def run(options: argparse.Namespace) -> None:
     """Build both artifacts and open each in new processes."""
+    _write_bytecode()
     weights = checkpoint(options.work, PRESET)
     build_rows = None if options.prepare else options.rows  # prepared beside other builds, which slow it down
     for scheme in SCHEMES:
@@ -48,6 +52,13 @@ def run(options: argparse.Namespace) -> None:
         build_once(artifact, (PRESET, scheme), partial(build, weights, scheme, artifact, build_rows))
         if not options.prepare:
             first_chunk(artifact, scheme, options.rows)
+
+
+def _write_bytecode() -> None:
+    """Compile what Python imports, as pip does where it installs: without that a build takes 10 s more."""
+    folders = {sysconfig.get_path("purelib"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)} - {""}
+    for folder in sorted(folders):
+        compileall.compile_dir(folder, quiet=2, workers=0)
 
 
 def build(weights: Path, scheme: str, artifact: Path, rows: Path | None) -> dict[str, Any]:
