@@ -124,6 +124,11 @@ MISSED: tuple[FigureLine, ...] = (
         (("h200", "s1_fp4_fp8_vs_b3", f"{LARGE}, fp4_fp8"),),
     ),
     (
+        "the same with a resident window",
+        "{:.3f}",
+        (("h200", "s1_fp4_fp8_vs_b3", f"{LARGE}, fp4_fp8_resident"),),
+    ),
+    (
         "a chunk with its video frames, FP4 cache, fp8 matmuls, no resident window; by hand with an eager VAE = 1",
         "{:.3f}",
         (("h200", "e2e_s1_vs_b3", f"{LARGE}, 12 video frames, fp4_fp8"),),
