@@ -32,6 +32,18 @@ pytestmark = [
     pytest.mark.quiet,
     NEEDS_BROWSER,
 ]
+# Keeps what the player of sound is told: samples, or that what is not heard yet is dropped.
+LISTEN = """
+(() => {
+  const post = MessagePort.prototype.postMessage;
+  window.told = [];
+  MessagePort.prototype.postMessage = function (message, ...more) {
+    if (message.samples || message.dropped) told.push(message.samples ? 'samples' : 'dropped');
+    return post.call(this, message, ...more);
+  };
+  return true;
+})()
+"""
 SHIFT = 10  # pixels, the most that is looked for
 # Keeps every painted frame: its number and its pixels.
 WATCH = """
@@ -309,6 +321,16 @@ def test_what_one_types_is_spoken_in_the_browser(
         page.call("Input.insertText", text=" on")
         page.click("say")
         page.until(f"Number(document.body.dataset.samples) > {stood}")
+        page.value(f"document.getElementById('text').value = {'A sentence with many words. ' * 200!r}; true")
+        page.click("again")
+        page.value(LISTEN)
+        page.until("told.length > 3")
+        page.click("hush")
+        page.until("told.includes('dropped')")
+        time.sleep(0.5)  # of chunks that were on their way
+        assert page.value("told.at(-1)") == "dropped"
+        page.click("again")
+        page.until("told.at(-1) === 'samples'")
         page.click("hush")
         page.value("document.getElementById('text').value = '😄'; true")
         page.click("again")

@@ -91,6 +91,15 @@ export class Sound {
 
   async stop() { await this.opened; this.node.port.postMessage({ playing: false }); }
 
+  /** Drop what was taken and is not heard yet. */
+  async drop() {
+    await this.opened;
+    this.node.port.postMessage({ dropped: true });
+    if (!this.decoder) return;
+    this.decoder.close();
+    this.reset();
+  }
+
   async mute(muted) { await this.opened; this.gain.gain.value = muted ? 0 : 1; }
 
   /** Return a stream of what is heard, for a recording. */

@@ -13,6 +13,8 @@ class Speaker extends AudioWorkletProcessor {
       if (data.samples) {
         this.queue.push({ ...data, at: 0 });
         this.pts ??= data.pts;
+      } else if (data.dropped) {
+        this.queue = [];
       } else {
         this.playing = data.playing;
       }

@@ -20,6 +20,7 @@ let pause; // of who writes: a timer
 let written; // when the piece was sent whose sound has not come
 let samples = 0, started = false;
 let waiting = []; // chunks that came and were not heard: { chunk, end } in microseconds
+let hushed; // the control behind which sound is heard again
 const bars = [];
 
 const stage = new Stage(() => true); // who writes needs what is there
@@ -148,6 +149,7 @@ function told(message) {
       find("late").textContent = 0;
     }
     begun = true;
+    hushed = undefined;
     showRunning(true);
     unblock();
     say("Listening", "live");
@@ -156,12 +158,15 @@ function told(message) {
     unheard.delete(message.id);
   } else if (message.type === "rejected" || message.type === "error") {
     unheard.delete(message.id);
+    if (message.id === hushed) hushed = undefined;
     complain(sentence(message.message));
-  } else if (message.type === "applied" && message.note) {
-    complain(sentence(message.note));
+  } else if (message.type === "applied") {
+    if (message.id === hushed) hushed = undefined;
+    if (message.note) complain(sentence(message.note));
   } else if (message.type === "chunk") {
     if (message.late_ms > 0 && started) find("late").textContent = Number(find("late").textContent) + 1;
-    waiting.push({ chunk: message.chunk, end: samples / sound.facts.rate * 1e6 });
+    if (hushed) connection.send("ack", { chunk: message.chunk });
+    else waiting.push({ chunk: message.chunk, end: samples / sound.facts.rate * 1e6 });
   }
 }
 
@@ -169,7 +174,7 @@ function heard(media) {
   if (!media.count) return;
   samples = media.first + media.count;
   started = !media.last;
-  sound.take(media);
+  if (!hushed) sound.take(media);
   if (written !== undefined) {
     find("reaction").textContent = `${Math.round(performance.now() - written)} ms`;
     written = undefined;
@@ -254,7 +259,17 @@ find("dock").addEventListener("submit", (event) => {
 });
 find("say").onclick = () => write(true);
 find("again").onclick = () => { sent = ""; write(true); };
-find("hush").onclick = () => { if (!connection?.send("restart")) complain(AWAY); };
+find("hush").onclick = () => {
+  const id = connection?.send("restart");
+  if (!id) {
+    complain(AWAY);
+    return;
+  }
+  hushed = id;
+  sound.drop();
+  if (waiting.length) connection.send("ack", { chunk: waiting.pop().chunk });
+  waiting = [];
+};
 let saving = false;
 find("save").onclick = async () => {
   if (saving) return;
