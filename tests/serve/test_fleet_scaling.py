@@ -77,6 +77,7 @@ class Model:
         st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 20), st.booleans()), max_size=12
     ),
     starting=st.integers(0, 4),
+    unknown=st.integers(0, 2),
     least=st.integers(1, 6),
     more=st.integers(0, 6),
     quiet_s=st.floats(0, 1e4),
@@ -86,6 +87,7 @@ class Model:
 def test_the_number_stays_in_its_bounds_and_shrinks_by_one(
     boxes: list[tuple[int, int, int, bool]],
     starting: int,
+    unknown: int,
     least: int,
     more: int,
     quiet_s: float,
@@ -96,19 +98,19 @@ def test_the_number_stays_in_its_bounds_and_shrinks_by_one(
         replace(row(f"{number:02}", 8, sessions, waiting, accepts=accepts), free=free if accepts else 0)
         for number, (sessions, free, waiting, accepts) in enumerate(boxes)
     ]
-    count = sum(box.accepts for box in rows) + starting
+    count = sum(box.accepts for box in rows) + starting + unknown
     bounds = Bounds(least, least + more, quiet_s)
-    wanted, changes = wanted_boxes(rows, count, bounds, Changes(changed, needed), 0.0)
+    wanted, changes = wanted_boxes(rows, count, bounds, Changes(changed, needed), 0.0, starting)
     assert bounds.least <= wanted <= bounds.most
     assert wanted >= min(count - 1, bounds.most)
     assert changes.changed_at == (changed if wanted == count else 0.0)
     if bounds.least <= count <= bounds.most:
         if wanted < count:
             assert -max(changed, needed) >= quiet_s
-            assert not starting
+            assert not unknown
             assert not any(box.waiting for box in rows)
         taking = [box for box in rows if box.accepts]
-        full = taking and not starting and not any(box.free for box in taking)
+        full = taking and not starting and not unknown and not any(box.free for box in taking)
         if full and any(box.waiting for box in taking) and count < bounds.most:
             assert wanted > count
 
@@ -217,14 +219,31 @@ def test_the_row_that_a_killed_box_has_left_beside_the_new_one_ends_no_box() -> 
     assert scaling.plan(rows, {"app-a", "app-b"}, 0.0) == Plan(0, (), ())
 
 
+def test_boxes_that_no_gpu_is_free_for_end_before_those_that_take_sessions() -> None:
+    scaling = Scaling(Bounds(1, 4, QUIET_S), 0.0)
+    boxes, rows = {"app-a", "app-b", "app-c", "app-d"}, [row("a", 8, 7), row("b", 8, 7)]
+    waiting = ["app-c", "app-d"]
+    assert scaling.plan(rows, boxes, 0.0, waiting) == Plan(0, (), ())
+    idle = [row("a", 8, 1), row("b", 8, 0)]
+    assert scaling.plan(idle, boxes, QUIET_S, waiting) == Plan(0, (), (), ("app-c",))
+    boxes -= {"app-c"}
+    assert scaling.plan(idle, boxes, QUIET_S + 2, waiting[1:]) == Plan(0, (), ())
+    # Without a row, but with a process: its sessions are unknown.
+    assert scaling.plan(idle, boxes, 2 * QUIET_S + 1) == Plan(0, (), ())
+    assert scaling.plan(idle, boxes, 3 * QUIET_S + 2, waiting[1:]) == Plan(0, (), (), ("app-d",))
+    boxes -= {"app-d"}
+    assert scaling.plan(idle, boxes, 4 * QUIET_S + 3) == Plan(0, (), ("app-b",))
+
+
 class FakeBoxes:
     """Boxes with numbers of sessions, and a record of what was done to them."""
 
     def __init__(self, sessions: dict[str, int | None]) -> None:
         self.sessions, self.done = sessions, [""]
+        self.waiting: set[str] = set()
 
-    async def names(self) -> list[str]:
-        return list(self.sessions)
+    async def all(self) -> dict[str, bool]:
+        return {**dict.fromkeys(self.sessions, True), **dict.fromkeys(self.waiting, False)}
 
     async def start(self) -> None:
         self.done.append("start")
@@ -234,6 +253,10 @@ class FakeBoxes:
         return self.sessions[box]
 
     async def end(self, box: str) -> None:
+        if box in self.waiting:
+            self.waiting.remove(box)
+            self.done.append(f"end {box}")
+            return
         assert self.done[-1] == f"{box} False"
         assert self.sessions.pop(box) == 0
         self.done.append(f"end {box}")
@@ -263,3 +286,5 @@ def test_a_box_is_ended_only_when_it_says_itself_that_it_has_nothing_any_more() 
     assert step(2 * QUIET_S, [row("a", 8, 1), row("b", 8, 0)]) == []
     assert step(3 * QUIET_S, [row("a", 8, 1), row("b", 8, 0)]) == ["app-b False", "end app-b"]
     assert step(4 * QUIET_S + 2, [replace(row("a", 8, 8), waiting=9)]) == ["start"] * 2
+    boxes.waiting = {"app-c", "app-d"}  # no GPU is free for them
+    assert step(5 * QUIET_S + 2, [row("a", 8, 1)]) == ["end app-c"]

@@ -46,6 +46,7 @@ GATEWAY, SCALER, BOX, BOXES = "seko", "seko-scaler", "box", "seko-box-"  # names
 GATEWAY_REQUESTS = 1000  # that a gateway answers at a time
 ADMIT_S = 5.0  # wait for a box's answer to `Replica.admit`
 FAILED_S = 60.0  # from a box's failed start to its removal, after which another box is started
+STARTING = ("NOT_STARTED", "DEPLOYING")  # statuses of an application that has not run yet
 STOP_S = DRAIN_S + CLOSING_S + 30.0  # behind which Ray kills a box that saves its sessions
 ENDED_S = STOP_S + 10.0  # wait for applications that end
 LOOK_S = 0.2  # between two looks at them
@@ -175,8 +176,8 @@ class RayBoxes:
             if name.startswith(self._prefix) and application.status != "DELETING"
         ]
 
-    async def names(self) -> list[str]:
-        """Return the names of all boxes; a box that could not start is removed `FAILED_S` later."""
+    async def all(self) -> dict[str, bool]:
+        """Return for each box whether it has started; a box that could not start is removed `FAILED_S` later."""
         running = (await asyncio.to_thread(serve.status)).applications
         names, now = self.names_in(running), time.monotonic()
         failed = [name for name in names if running[name].status == "DEPLOY_FAILED"]
@@ -186,7 +187,7 @@ class RayBoxes:
                 _LOG.error("a box could not start: %s", last_line(running[name].message))
                 await self.end(name)
                 names.remove(name)
-        return names
+        return {name: running[name].status not in STARTING for name in names}
 
     async def start(self) -> None:
         """Start a box, without waiting for it."""

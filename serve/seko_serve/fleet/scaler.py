@@ -14,8 +14,8 @@ from seko_serve.fleet.scaling import Bounds, Scaling
 class ScaledBoxes(Protocol):
     """The interface by which the scaler starts boxes of a model, makes boxes refuse new sessions, and ends boxes."""
 
-    async def names(self) -> list[str]:
-        """Return the names of all boxes, including those that are starting."""
+    async def all(self) -> dict[str, bool]:
+        """Return for each box, by name, whether it has started."""
 
     async def start(self) -> None:
         """Start a box, without waiting for it."""
@@ -51,11 +51,12 @@ class Scaler:
 
     async def step(self, rows: Sequence[BoxFacts]) -> None:
         """Read the entries of all boxes, then start and end boxes as needed; call `step` every few seconds."""
-        names = await self._boxes.names()
+        boxes = await self._boxes.all()
+        starting = [name for name, started in boxes.items() if not started]
         own = [row for row in rows if row.group == self._group]
-        plan = self._scaling.plan(own, names, self._clock())
+        plan = self._scaling.plan(own, boxes, self._clock(), starting)
         await asyncio.gather(*(self._boxes.admit(box, True) for box in plan.resume))
-        await asyncio.gather(*map(self._close, plan.close))
+        await asyncio.gather(*map(self._close, plan.close), *map(self._boxes.end, plan.end))
         for _ in range(plan.start):
             await self._boxes.start()
 

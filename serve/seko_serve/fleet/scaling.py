@@ -52,7 +52,7 @@ class Changes:
 
 
 def wanted_boxes(
-    rows: Sequence[BoxFacts], boxes: int, bounds: Bounds, changes: Changes, now: float
+    rows: Sequence[BoxFacts], boxes: int, bounds: Bounds, changes: Changes, now: float, starting: int = 0
 ) -> tuple[int, Changes]:
     """Return the wanted number of boxes that take sessions, and the times for the next call.
 
@@ -73,6 +73,8 @@ def wanted_boxes(
         The times that the last call returned. In the first call both times are ``now``.
     now : float
         The time in seconds.
+    starting : int
+        How many of ``boxes`` have not started yet and so have no sessions; one may never start, for want of a GPU.
     """
     taking = [row for row in rows if row.accepts]
     wanted, all_needed = boxes, True
@@ -81,7 +83,7 @@ def wanted_boxes(
         rows_each = max(1.0, sum(row.sessions + row.free for row in taking) / len(taking))
         wanted = max(boxes, _enough(load, rows_each, GROW_BELOW))
         all_needed = (
-            len(taking) < boxes  # what the others have is unknown
+            len(taking) + starting < boxes  # what the others have is unknown
             or any(row.waiting for row in rows)
             or _enough(load, rows_each, SHRINK_ABOVE) >= boxes
         )
@@ -116,11 +118,14 @@ class Plan:
         Names of boxes that must accept sessions again.
     close : tuple of str
         Names of all boxes that must refuse new sessions; each of these boxes may be ended as soon as it has no session.
+    end : tuple of str
+        Names of boxes that have not started yet, and are not needed any more.
     """
 
     start: int
     resume: tuple[str, ...]
     close: tuple[str, ...]
+    end: tuple[str, ...] = ()
 
 
 class Scaling:
@@ -140,7 +145,9 @@ class Scaling:
         self._commands: dict[str, tuple[bool, float]] = {}
         self._resumed: set[str] = set()  # boxes that were reopened since they were last closed
 
-    def plan(self, rows: Sequence[BoxFacts], boxes: Collection[str], now: float) -> Plan:
+    def plan(
+        self, rows: Sequence[BoxFacts], boxes: Collection[str], now: float, starting: Collection[str] = ()
+    ) -> Plan:
         """Return the changes that are due now; the caller must make all these changes.
 
         A box that refuses sessions is reopened before another box is started. If the reopened box's entry does not show
@@ -155,6 +162,8 @@ class Scaling:
             Names of all boxes, including those that are starting.
         now : float
             The time in seconds.
+        starting : collection of str
+            Names of the boxes that have not started yet.
         """
         accepting = {box: accepts for box, (accepts, at) in self._commands.items() if now - at < KNOWN_S}
         # For some seconds a box that was killed has two rows, its own and that of the box that replaces it: one counts.
@@ -166,7 +175,9 @@ class Scaling:
         closed = sorted((row for row in known if not row.accepts), key=lambda row: -row.sessions)
         taking = sorted((row for row in known if row.accepts), key=lambda row: row.sessions + row.waiting)
         count = len(boxes) - len(closed)
-        wanted, self._changes = wanted_boxes(known, count, self.bounds, self._changes, now)
+        awaited = sorted(set(starting) - own.keys())
+        wanted, self._changes = wanted_boxes(known, count, self.bounds, self._changes, now, len(awaited))
+        end = tuple(awaited[: max(0, count - wanted)])
         able = [row.application for row in closed if row.application not in self._resumed]
         resume = tuple(able[: max(0, wanted - count)])
         # A box without a row takes no session yet, or perhaps no more: as many others stay open.
@@ -174,4 +185,4 @@ class Scaling:
         self._commands |= dict.fromkeys(resume, (True, now)) | dict.fromkeys(close, (False, now))
         self._resumed = (self._resumed | set(resume)) - set(close)
         still = tuple(row.application for row in closed if row.application not in resume)
-        return Plan(max(0, wanted - count - len(resume)), resume, still + close)
+        return Plan(max(0, wanted - count - len(resume)), resume, still + close, end)

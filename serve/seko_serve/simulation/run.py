@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from simpy import Environment, Event
+from simpy import Environment, Event, Interrupt, Process
 
 from seko_serve.fleet.directory import BEAT_S
 from seko_serve.fleet.scaling import Bounds, Scaling
@@ -68,6 +68,7 @@ class _Fleet:
         ]
         self._slots = [self._new_box() for _ in range(scenario.boxes)]
         self._starting = 0
+        self._adding: dict[str, Process] = {}  # by a name, the start of each further box
         self._sessions: list[Session] = []
         self._left, self._ended = scenario.sessions, 0
         self._over: Event = self._env.event()
@@ -154,8 +155,10 @@ class _Fleet:
     def _started(self) -> Steps:
         """Return a new box, after the time that its start takes."""
         self._starting += 1
-        yield self._env.timeout(self._dice.choice(self._times.start_s))
-        self._starting -= 1
+        try:
+            yield self._env.timeout(self._dice.choice(self._times.start_s))
+        finally:
+            self._starting -= 1
         return self._new_box()
 
     # -- the number of boxes -----------------------------------------------------------------------------------
@@ -167,21 +170,28 @@ class _Fleet:
         while True:
             yield self._env.timeout(BEAT_S)
             names = {box.name for box in self._slots if box.alive}
-            names |= {f"starting-{number}" for number in range(self._starting)}
-            plan = scaling.plan(self._rows.boxes(), names, self._env.now)
+            self._adding = {name: start for name, start in self._adding.items() if start.is_alive}
+            names |= {f"again-{number}" for number in range(self._starting - len(self._adding))}
+            plan = scaling.plan(self._rows.boxes(), {*names, *self._adding}, self._env.now, self._adding)
+            for name in plan.end:
+                self._adding.pop(name).interrupt()
             for name in plan.resume:
                 self._boxes[name].closed = False
             for name in plan.close:
                 self._boxes[name].closed = True
                 if not self._boxes[name].sessions:
                     self._boxes[name].end()
-            for _ in range(plan.start):
-                self._env.process(self._add())
+            for number in range(plan.start):
+                start = self._env.process(self._add())
+                self._adding[f"starting-{self._env.now:012.1f}-{number}"] = start
 
     def _add(self) -> Steps:
         """Start a further box."""
         scenario = self._scenario
-        box = yield from self._started()
+        try:
+            box = yield from self._started()
+        except Interrupt:  # it is not needed any more
+            return
         slot = len(self._slots)
         self._slots.append(box)
         if scenario.box_failure_h:
