@@ -5,6 +5,13 @@ const made = (tag, properties, ...content) => {
   return element;
 };
 
+/** Return a seed as a number; an Error where a browser would round it to another one. */
+export function wholeSeed(value) {
+  const seed = Math.trunc(Number(value) || 0);
+  if (Number.isSafeInteger(seed)) return seed;
+  throw new Error(`A page takes seeds from ${Number.MIN_SAFE_INTEGER} to ${Number.MAX_SAFE_INTEGER}`);
+}
+
 const minutes = (seconds) => `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")}`;
 
 export class Timeline {
@@ -89,7 +96,7 @@ export function recordedPrompts(text, name) {
   const begin = lines[0]?.begin;
   const prompts = lines.filter((line) => line?.prompt).map(({ chunk, prompt }) => ({ chunk, prompt: prompt.prompt, cut: prompt.recache === true, weight: prompt.weight ?? 1 }));
   if (typeof begin?.prompt !== "string" || !prompts.every(({ chunk, prompt }) => Number.isInteger(chunk) && typeof prompt === "string")) throw none;
-  return { seed: Number(begin.seed) || 0, prompts: [{ chunk: 0, prompt: begin.prompt }, ...together(prompts)] };
+  return { seed: wholeSeed(begin.seed), prompts: [{ chunk: 0, prompt: begin.prompt }, ...together(prompts)] };
 }
 
 /** A field in which Enter sends, and the arrows go through what was sent before. */

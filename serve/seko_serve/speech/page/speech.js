@@ -1,6 +1,7 @@
 // The page of a model that speaks: what is typed goes to the server as it is written, and is heard as it comes.
 import { AWAY, Connection, Watch, admitted, answered, sentence } from "./connection.js";
 import { base, block, complain, fail, find, key, say, servedModel, unblock } from "./frame.js";
+import { wholeSeed } from "./prompts.js";
 import { save as saveFile } from "./recorder.js";
 import { WATCHED, share } from "./share.js";
 import { Sound, playable } from "./sound.js";
@@ -90,7 +91,7 @@ async function enter(signal) {
     const words = find("words").value.trim();
     const session = {
       model: model.id,
-      seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
+      seed: Math.max(0, wholeSeed(find("seed").value)),
       ...(voice && { voice, ...(words && { voice_text: words }) }), // as it is now: it may have been chosen in line
     };
     const mine = new Connection(base, key(), BUFFER);
@@ -285,7 +286,7 @@ async function saveSpeech() {
   if (connection) { connection.close(); ended(); } // its row may be the only one
   say("Making the file", "wait");
   const speech = {
-    model: model.id, input, response_format: "mp3", seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
+    model: model.id, input, response_format: "mp3", seed: Math.max(0, wholeSeed(find("seed").value)),
     ...(voice && { ref_audio: voice, ...(words && { ref_text: words }) }),
   };
   let blob;

@@ -3,7 +3,7 @@ import { Changes, Way } from "./changes.js";
 import { AWAY, Connection, Watch, admitted, answered, request, sentence } from "./connection.js";
 import { base, block, complain, face, fail, find, key, say, servedModel, settle, unblock } from "./frame.js";
 import { KeyPad } from "./keys.js";
-import { PromptField, Timeline, recordedPrompts } from "./prompts.js";
+import { PromptField, Timeline, recordedPrompts, wholeSeed } from "./prompts.js";
 import { Recorder, save } from "./recorder.js";
 import { WATCHED, share } from "./share.js";
 import { Microphone, Sound, playable, sendFile } from "./sound.js";
@@ -200,7 +200,7 @@ function tellHeld() {
   control("control", held());
 }
 
-const seed = () => Math.trunc(Number(find("seed").value) || 0);
+const seed = () => wholeSeed(find("seed").value);
 
 /** The pictures that a session begins with. */
 function pictures() {
